@@ -1,0 +1,1 @@
+"""KV cache policies: contiguous, paged, and paged with sharing."""

@@ -1,0 +1,115 @@
+"""A prefix index: full blocks found by the hash of their tokens chained to their parent's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from kvsim.engine.request import Sequence, Span, answer_stream
+
+ENDLESS = 1 << 62
+
+
+def block_keys(prompt: tuple[Span, ...], answer: int, block_size: int) -> Iterator[int]:
+    """Keys of the full blocks of a prompt followed by the token stream `answer`, without end.
+
+    A key names a block's tokens and all before it: the hash of the parent's key and the runs of
+    stream tokens in the block (vLLM V1 hashes parent and token ids the same way). Python hashes
+    an int modulo 2**61 - 1: two of ten million different blocks agree with probability 2e-5.
+    `prompt` is merged, so equal tokens are always cut into equal runs.
+    """
+    parent = 0
+    runs = chain(prompt, (Span(answer, 0, ENDLESS),))
+    stream, start, left = next(runs)
+    while True:
+        if left == 0:
+            stream, start, left = next(runs)
+        if left >= block_size:
+            parent = hash((parent, stream, start))
+            start += block_size
+            left -= block_size
+        else:
+            pieces = [parent]
+            missing = block_size
+            while missing:
+                if left == 0:
+                    stream, start, left = next(runs)
+                count = min(left, missing)
+                pieces += (stream, start, count)
+                start += count
+                left -= count
+                missing -= count
+            parent = hash(tuple(pieces))
+        yield parent
+
+
+class HashChain:
+    """Which block holds which key. Copies of one block are all kept; the first published is found
+    (vLLM V1: no de-duplication, tables are append-only)."""
+
+    __slots__ = ("_block_size", "_copies", "_first", "_key")
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._first: dict[int, int] = {}  # key -> block
+        self._copies: dict[int, list[int]] = {}  # key -> further blocks, in order of publication
+        self._key: dict[int, int] = {}  # block -> key
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._key
+
+    def match(self, seq: Sequence) -> list[int]:
+        """Leading blocks of seq that are in the pool. One token at least is always left to
+        compute, so a prompt of whole blocks never hits its last one."""
+        found: list[int] = []
+        first = self._first
+        for key in self._keys(seq, (seq.num_tokens - 1) // self._block_size):
+            block = first.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def seal(self, seq: Sequence, upto: int) -> None:
+        """Publish seq's blocks before number `upto`, each once."""
+        start = seq.num_sealed
+        if upto <= start:
+            return
+        keys = self._keys(seq, upto)
+        for number in range(start, upto):
+            block = seq.blocks[number]
+            if block in self._key:  # a hit: its first owner published it
+                continue
+            key = keys[number]
+            self._key[block] = key
+            if self._first.setdefault(key, block) != block:
+                self._copies.setdefault(key, []).append(block)
+        seq.num_sealed = upto
+
+    def forget(self, block: int) -> None:
+        """The pool reuses `block`: it no longer holds these tokens."""
+        key = self._key.pop(block)
+        copies = self._copies.get(key)
+        if self._first[key] == block:
+            if copies:
+                self._first[key] = copies.pop(0)
+            else:
+                del self._first[key]
+        else:
+            assert copies is not None, "a published block is the first or a copy"
+            copies.remove(block)
+        if copies is not None and not copies:
+            del self._copies[key]
+
+    def _keys(self, seq: Sequence, count: int) -> list[int]:
+        """seq's first `count` keys (or more, where more are known)."""
+        if seq.keys is None or seq.key_source is None:
+            request = seq.request
+            # the answers of further samples are nobody's to quote: streams below every first one
+            answer = answer_stream(request.index) - (seq.sample << 40)
+            seq.keys = []
+            seq.key_source = block_keys(request.prompt, answer, self._block_size)
+        keys = seq.keys
+        for _ in range(count - len(keys)):
+            keys.append(next(seq.key_source))
+        return keys if len(keys) == count else keys[:count]

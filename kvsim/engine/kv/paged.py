@@ -1,0 +1,183 @@
+"""Paged KV cache: blocks on demand, optionally with forks, copy-on-write and prefix reuse."""
+
+from __future__ import annotations
+
+from kvsim.engine.decodes import DecodeSet
+from kvsim.engine.kv.hash_chain import HashChain
+from kvsim.engine.kv.policy import KVUsage
+from kvsim.engine.kv.pool import BlockPool
+from kvsim.engine.plan import COPY, BlockMove
+from kvsim.engine.request import Request, Sequence
+
+
+class Paged:
+    """Blocks anywhere in the pool, one more only when the last is full (PagedAttention, Kwon et
+    al. 2023, section 4). Position p of a sequence is slot `blocks[p // B] * B + p % B`.
+
+    With `can_fork` parallel answers share their prompt's blocks, and a writer to a shared block
+    takes a copy (section 4.4). With `prefix_caching` full blocks are found again by their tokens.
+    Admission asks for room for all known tokens, and leaves `watermark` of the pool free unless
+    nothing else runs (vLLM V1: full-sequence admission and watermark).
+    """
+
+    reserves = False
+    max_tokens = None
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        can_fork: bool = False,
+        prefix_caching: bool = False,
+        watermark: float = 0.0,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.can_fork = can_fork
+        self.num_forked_blocks = 0  # table entries that forks shared instead of copying
+        self.num_copies = 0  # blocks copied on write
+        self._index = HashChain(block_size) if prefix_caching else None
+        self._pool = BlockPool(num_blocks, self._index.forget if self._index else None)
+        self._watermark_blocks = int(watermark * num_blocks)
+        self._overlap = 0
+
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        # the last token is sampled, never written: it needs no slot
+        return self._blocks_for(max(num_tokens - 1, request.prompt_tokens)) <= self.num_blocks
+
+    def match(self, seq: Sequence) -> list[int]:
+        return self._index.match(seq) if self._index is not None else []
+
+    def admit(
+        self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool
+    ) -> list[BlockMove] | None:
+        """Give seq the blocks of its prefix hit and new ones for num_new more tokens.
+
+        Refuses when the pool cannot hold every token that seq already has: room for a first chunk
+        alone would be lost to preemption. A hit on a cached block takes it out of what is free.
+        """
+        pool = self._pool
+        cold = sum(block in pool.cached for block in hit) if hit else 0
+        spare = 0 if is_alone else self._watermark_blocks
+        if self._blocks_for(seq.num_tokens) - len(hit) + cold + spare > pool.num_free:
+            return None
+        computed = len(hit) * self.block_size
+        for block in hit:
+            pool.hold(block)
+        self._overlap += (len(hit) - cold) * self.block_size
+        seq.blocks = hit + pool.take(self._blocks_for(computed + num_new) - len(hit))
+        seq.num_sealed = len(hit)
+        self._seal(seq, computed + num_new)
+        return []
+
+    def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None:
+        pool = self._pool
+        start = seq.num_computed
+        needed = self._blocks_for(start + num_new) - len(seq.blocks)
+        written = start // self.block_size  # block table entry that the first new token goes to
+        copies = written < len(seq.blocks) and seq.blocks[written] in pool.shared
+        if needed + copies > pool.num_free:
+            return None
+        moves = []
+        if copies:
+            shared, private = seq.blocks[written], pool.take_one()
+            pool.drop_shared(shared)
+            seq.blocks[written] = private
+            self._overlap -= start - written * self.block_size
+            self.num_copies += 1
+            moves.append(BlockMove(COPY, shared, private))
+        if needed:
+            seq.blocks += pool.take(needed)
+        self._seal(seq, start + num_new)
+        return moves
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let child share every block of parent, the partly filled last one included."""
+        child.blocks = parent.blocks.copy()
+        child.num_sealed = parent.num_sealed
+        for block in parent.blocks:
+            self._pool.hold(block)
+        self._overlap += parent.num_computed
+        self.num_forked_blocks += len(parent.blocks)
+
+    def release(self, seq: Sequence) -> None:
+        """Give back seq's blocks: those with a key stay findable, tails to be reused first."""
+        pool, index, blocks = self._pool, self._index, seq.blocks
+        if pool.shared:
+            blocks = self._unshared(seq)
+        if index is None:
+            pool.unkeyed += blocks
+        else:
+            for block in reversed(blocks):  # tails first: a prefix outlives what hangs on it
+                if block in index:
+                    pool.cached[block] = None
+            pool.unkeyed += [block for block in blocks if block not in index]
+        seq.blocks = []
+        seq.num_sealed = 0
+
+    def growing(self, decodes: DecodeSet) -> list[Sequence]:
+        return list(decodes.growing(decodes.clock))
+
+    def filled(self, decodes: DecodeSet) -> None:
+        if self._index is not None:
+            self._seal_filling(decodes, decodes.clock)
+
+    def headroom(self, decodes: DecodeSet, limit: int) -> int:
+        free, num_seqs, period = self._pool.num_free, decodes.num_seqs, self.block_size
+        if num_seqs * -(-(limit - 1) // period) <= free:
+            return limit
+        rounds = free // num_seqs  # in `period` steps every member takes one block
+        free -= rounds * num_seqs
+        steps = 1 + rounds * period
+        while (taken := decodes.num_growing(decodes.clock + steps)) <= free and steps < limit:
+            free -= taken
+            steps += 1
+        return min(steps, limit)
+
+    def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
+        taken = []
+        pool, unkeyed = self._pool, self._pool.unkeyed
+        for clock in range(decodes.clock + 1, decodes.clock + num_steps):
+            count = decodes.num_growing(clock)
+            taken.append(count)
+            if count > len(unkeyed):
+                for seq in decodes.growing(clock):
+                    seq.blocks.append(pool.take_one())
+            elif count:
+                for seq in decodes.growing(clock):
+                    seq.blocks.append(unkeyed.pop())
+            if self._index is not None:
+                self._seal_filling(decodes, clock)
+        return taken
+
+    def usage(self) -> KVUsage:
+        pool, size = self._pool, self.block_size
+        free, cached = pool.num_free, len(pool.cached)
+        held = (self.num_blocks - free) * size
+        return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _seal(self, seq: Sequence, num_tokens: int) -> None:
+        """Publish what is full once num_tokens are computed: as soon as that is scheduled, so a
+        request admitted later in the same step can hit it (vLLM V1)."""
+        if self._index is not None:
+            self._index.seal(seq, min(num_tokens, seq.num_tokens) // self.block_size)
+
+    def _seal_filling(self, decodes: DecodeSet, clock: int) -> None:
+        for seq in decodes.filling(clock):
+            length = seq.num_tokens + clock - seq.joined_at
+            self._index.seal(seq, length // self.block_size)
+
+    def _unshared(self, seq: Sequence) -> list[int]:
+        """Drop seq's references to shared blocks; the blocks that only seq held, in order."""
+        mine = []
+        for number, block in enumerate(seq.blocks):
+            if self._pool.drop_shared(block):
+                filled = seq.num_computed - number * self.block_size
+                self._overlap -= min(max(filled, 0), self.block_size)
+            else:
+                mine.append(block)
+        return mine

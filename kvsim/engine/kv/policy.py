@@ -1,0 +1,78 @@
+"""What a KV cache policy promises to the scheduler, and how it accounts for its pool."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from kvsim.engine.decodes import DecodeSet
+from kvsim.engine.plan import BlockMove
+from kvsim.engine.request import Request, Sequence
+
+
+class KVUsage(NamedTuple):
+    """Slots of the pool at one instant, each figure in tokens.
+
+    `held` by sequences, of which `granted` were asked for (a rounded-up chunk holds more);
+    `cached`: unreferenced, but a prefix hit can still revive them; `overlap`: tokens counted once
+    a holder beyond the first, where sequences share blocks; `largest_free_run`: the longest
+    contiguous free region (all that is free, where any block serves).
+    """
+
+    held: int
+    granted: int
+    cached: int
+    overlap: int
+    largest_free_run: int
+
+
+class KVCachePolicy(Protocol):
+    """Owns the pool and every block table. A method that may refuse does so before it changes
+    anything, and refuses with None.
+
+    Invariants: a block is free, cached or held; its references equal its holders; a block table
+    covers the computed tokens and the work just granted; what is finished holds nothing.
+    """
+
+    num_blocks: int
+    block_size: int
+    can_fork: bool
+    reserves: bool  # holds slots for tokens still to come: contiguous policies
+    num_forked_blocks: int  # block table entries that forks share, counted at each fork
+    num_copies: int  # blocks copied on write
+    max_tokens: int | None  # a sequence that reaches them has outgrown what it was given, and ends
+
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        """Whether `request`, grown to `num_tokens`, could run alone in the pool."""
+        ...
+
+    def match(self, seq: Sequence) -> list[int]:
+        """Blocks that already hold the head of seq's tokens; looks only."""
+        ...
+
+    def admit(
+        self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool
+    ) -> list[BlockMove] | None: ...
+
+    def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None: ...
+
+    def fork(self, parent: Sequence, child: Sequence) -> None: ...
+
+    def release(self, seq: Sequence) -> None: ...
+
+    def growing(self, decodes: DecodeSet) -> list[Sequence]:
+        """Members of the decode set that need memory in its next step, in batch order."""
+        ...
+
+    def filled(self, decodes: DecodeSet) -> None:
+        """The next step of the set was granted: blocks that it fills may be shared from now on."""
+        ...
+
+    def headroom(self, decodes: DecodeSet, limit: int) -> int:
+        """How often, up to `limit`, the step just granted can run before memory could refuse."""
+        ...
+
+    def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
+        """Grant steps 2 to num_steps of a promise; the blocks that each of them took."""
+        ...
+
+    def usage(self) -> KVUsage: ...

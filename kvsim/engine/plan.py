@@ -1,0 +1,95 @@
+"""What passes between scheduler and executor: the plan of a step and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from kvsim.engine.decodes import DecodeSet
+from kvsim.engine.request import Sequence
+
+COPY = "copy"
+
+
+class Work(NamedTuple):
+    """Compute the next `num_new` tokens of `seq`."""
+
+    seq: Sequence
+    num_new: int
+
+    @property
+    def emits(self) -> bool:
+        """Whether the step yields a token: it computes all that is known."""
+        return self.seq.num_computed + self.num_new == self.seq.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_new == 1 and self.seq.num_computed >= self.seq.request.prompt_tokens
+
+
+class BlockMove(NamedTuple):
+    """Copy the KV of block `source` to block `target`, before the step's work."""
+
+    kind: str
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: every member of `decodes` makes one token, and `work` is done beside it.
+
+    It names what changed: `joined` and `left` since the plan before, `admitted` and `preempted`
+    now. `limit` is what keeps (or would keep) a request waiting: one of `LIMITS`.
+    """
+
+    decodes: DecodeSet
+    token_budget: int
+    work: list[Work] = field(default_factory=list)
+    moves: list[BlockMove] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    joined: list[Sequence] = field(default_factory=list)
+    left: list[Sequence] = field(default_factory=list)
+    limit: int = 0
+    num_padding_seqs: int = 0  # static batching: answers already complete that still compute
+    num_padding_tokens: int = 0  # static batching: prompts filled up to the longest
+
+
+LIMITS = ("arrivals", "kv_memory", "max_num_seqs", "max_num_batched_tokens", "static_batch")
+ARRIVALS, KV_MEMORY, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, STATIC_BATCH = range(5)
+
+
+class StepLoad(NamedTuple):
+    """What a step has to compute, as the step-time models see it.
+
+    Prompt tokens (padding included), sequences that get a token or a chunk, and the context that
+    its decoding sequences attend to (tokens, the newest included).
+    """
+
+    num_prompt_tokens: int
+    num_seqs: int
+    context: int
+
+
+def load_of(plan: StepPlan) -> StepLoad:
+    prompt, seqs, context = plan.num_padding_tokens, plan.decodes.num_seqs, plan.decodes.context
+    for work in plan.work:
+        if work.is_decode:
+            context += work.seq.num_tokens
+        else:
+            prompt += work.num_new
+    return StepLoad(prompt, seqs + len(plan.work) + plan.num_padding_seqs, context)
+
+
+class StepResult(NamedTuple):
+    """Durations of the k >= 1 repeats that were run; who ends with the last one."""
+
+    durations_ns: list[int]
+    finished: list[Sequence]
+
+
+class Executor(Protocol):
+    def execute(self, plan: StepPlan, max_steps: int) -> StepResult:
+        """Run the plan 1 to max_steps times, at most up to the first end of a sequence."""
+        ...

@@ -1,0 +1,299 @@
+"""The iteration-level scheduler: first come first served, chunked prefill, preemption by
+recompute. Its rules are those of vLLM V1 (0.33)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from kvsim.engine.batching import Batching
+from kvsim.engine.decodes import DecodeSet
+from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.plan import (
+    ARRIVALS,
+    KV_MEMORY,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    StepPlan,
+    Work,
+)
+from kvsim.engine.request import Sequence, State, answer_stream
+
+LONGEST_PROMISE = 1024
+"""Steps that one promise may hold: bounds its arrays, and what a cut throws away."""
+
+
+class Commit(NamedTuple):
+    """Who leaves now, who forked off with a first token, and the blocks that each repeat took."""
+
+    ended: list[Sequence]
+    forked: list[Sequence]
+    taken: list[int]
+
+
+class Scheduler:
+    """Plans steps over one KV pool and commits what was executed.
+
+    A step closes part of the gap between a sequence's known and computed tokens; there are no
+    phases. `running` is in order of admission. Of its members, those that merely decode stand in
+    `decodes`; `partial` are the others: prefill under way, or freshly forked.
+    """
+
+    def __init__(
+        self,
+        kv: KVCachePolicy,
+        batching: Batching,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        chunked_prefill: bool,
+    ) -> None:
+        self.kv = kv
+        self.batching = batching
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunked_prefill = chunked_prefill
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}
+        self.decodes = DecodeSet(kv.block_size)
+        self.partial: dict[int, Sequence] = {}
+        self.num_seats = 0  # max_num_seqs limits them: one for each answer of a running sequence
+        self.num_computed = 0  # tokens with KV over running sequences, the decode set's aside
+        self._held: list[Sequence] = []  # complete answers of a static batch
+        self._stalled: list[Sequence] = []  # decodes that the token budget left out of this step
+        self._next_order = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of running sequences whose KV is in the cache."""
+        return self.num_computed + self.decodes.context - self.decodes.num_seqs
+
+    def submit(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def plan(self) -> StepPlan:
+        """The next step, its memory granted."""
+        plan = StepPlan(self.decodes, self.max_num_batched_tokens)
+        plan.num_padding_seqs = len(self._held)
+        self.batching.fill(self, plan)
+        decodes = self.decodes
+        plan.joined, decodes.joined = decodes.joined, []
+        plan.left, decodes.left = decodes.left, []
+        return plan
+
+    def continue_running(self, plan: StepPlan) -> None:
+        """Give every running sequence its next tokens, oldest first. Who finds no memory preempts
+        the newest, itself at last."""
+        kv, decodes = self.kv, self.decodes
+        if self.partial:
+            wanted = self._share_budget(plan)
+            wanted += [(seq, 1) for seq in kv.growing(decodes)]
+            wanted.sort(key=lambda pair: pair[0].order)
+        else:
+            wanted = [(seq, 1) for seq in kv.growing(decodes)]
+        for seq, num_new in wanted:
+            if seq.state is not State.RUNNING:  # preempted by one before it
+                continue
+            if seq.joined_at >= 0:
+                decodes.sync(seq)
+            while (moves := kv.grow(seq, num_new)) is None:
+                victim = self.running[next(reversed(self.running))]
+                self._preempt(victim, plan)
+                if victim is seq:
+                    break
+            else:
+                plan.moves += moves
+                if seq.joined_at < 0:
+                    plan.work.append(Work(seq, num_new))
+        kv.filled(decodes)
+        plan.token_budget -= decodes.num_seqs + sum(work.num_new for work in plan.work)
+        if plan.preempted:
+            plan.limit = KV_MEMORY
+
+    def admit_waiting(self, plan: StepPlan) -> None:
+        """Admit from the head of the queue while seats, token budget and memory last. Nobody
+        overtakes the head; the last prompt admitted is cut to the budget."""
+        kv, waiting = self.kv, self.waiting
+        while waiting:
+            seq = waiting[0]
+            if self.num_seats + seq.width > self.max_num_seqs:
+                plan.limit = MAX_NUM_SEQS
+                return
+            if plan.token_budget <= 0:
+                plan.limit = MAX_NUM_BATCHED_TOKENS
+                return
+            hit = kv.match(seq)
+            num_hit = len(hit) * kv.block_size
+            num_new = seq.num_tokens - num_hit
+            if num_new > plan.token_budget:
+                if not self.chunked_prefill:
+                    plan.limit = MAX_NUM_BATCHED_TOKENS
+                    return
+                num_new = plan.token_budget
+            moves = kv.admit(seq, hit, num_new, is_alone=not self.running)
+            if moves is None:
+                plan.limit = KV_MEMORY
+                return
+            waiting.popleft()
+            self._run(seq, num_hit)
+            plan.moves += moves
+            plan.admitted.append(seq)
+            plan.work.append(Work(seq, num_new))
+            plan.token_budget -= num_new
+        if self.num_seats >= self.max_num_seqs:
+            plan.limit = MAX_NUM_SEQS
+        elif plan.token_budget <= 0:
+            plan.limit = MAX_NUM_BATCHED_TOKENS
+        else:
+            plan.limit = ARRIVALS
+
+    def steady_steps(self, plan: StepPlan) -> int:
+        """How often this plan could be repeated, itself included, before it would change.
+
+        Only plain decodes repeat: nothing admitted, moved or preempted. A head of the queue that
+        memory blocked stays blocked meanwhile: admission asks room for all its known tokens, and
+        its hits cannot grow, unless it quotes an answer that is being written.
+        """
+        if plan.work or plan.preempted or not plan.decodes.num_seqs:
+            return 1
+        if self.waiting and self._quotes_running(self.waiting[0]):
+            return 1
+        return self.kv.headroom(plan.decodes, LONGEST_PROMISE)
+
+    def commit(self, plan: StepPlan, num_steps: int, finished: list[Sequence]) -> Commit:
+        """Take over that the plan ran num_steps times and `finished` ended with the last."""
+        decodes = self.decodes
+        forked: list[Sequence] = []
+        taken = self.kv.repeat(decodes, num_steps) if num_steps > 1 else []
+        decodes.clock += num_steps
+        for seq, num_new in plan.work:
+            seq.num_computed += num_new
+            self.num_computed += num_new
+            if seq.num_computed < seq.num_tokens:
+                continue
+            seq.num_tokens += 1
+            if seq in finished:
+                continue
+            if seq.width > 1:
+                forked += self._fork(seq)
+            else:
+                del self.partial[seq.order]
+                self._join(seq)
+        for seq in self._stalled:
+            self._join(seq)
+        self._stalled.clear()
+        for seq in finished:
+            self._stop(seq)
+        if self.batching.returns_together:
+            self._held += finished
+            finished = self._held if len(self._held) == len(self.running) else []
+        for seq in finished:
+            self._end(seq)
+        if finished is self._held:
+            self._held = []
+        return Commit(finished, forked, taken)
+
+    def _share_budget(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Tokens of the partial sequences in this step; decodes behind the end of the budget are
+        taken out of the set for it. Everyone before the first partial one needs one token."""
+        first = min(self.partial)
+        tail = []
+        for order in reversed(self.running):
+            tail.append(self.running[order])
+            if order == first:
+                break
+        budget = plan.token_budget - (len(self.running) - len(tail))
+        wanted = []
+        for seq in reversed(tail):
+            if seq.joined_at >= 0:
+                if budget > 0:
+                    budget -= 1
+                else:
+                    self.decodes.leave(seq)
+                    self.num_computed += seq.num_computed
+                    self._stalled.append(seq)
+            elif seq.order in self.partial and budget > 0:
+                num_new = min(seq.num_tokens - seq.num_computed, budget)
+                wanted.append((seq, num_new))
+                budget -= num_new
+        return wanted
+
+    def _quotes_running(self, seq: Sequence) -> bool:
+        quoted = {span.stream for span in seq.request.prompt if span.stream < 0}
+        return bool(quoted) and any(
+            answer_stream(other.request.index) in quoted for other in self.running.values()
+        )
+
+    def _run(self, seq: Sequence, num_hit: int) -> None:
+        seq.state = State.RUNNING
+        seq.order = self._next_order
+        self._next_order += 1
+        self.running[seq.order] = seq
+        self.partial[seq.order] = seq
+        self.num_seats += seq.width
+        seq.num_computed = num_hit
+        self.num_computed += num_hit
+        seq.num_hit += num_hit
+        seq.num_recomputed += max(seq.num_lost - num_hit, 0)
+        seq.num_lost = 0
+
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+        """Throw seq's KV away and put it at the head of the queue, its tokens kept."""
+        self._stop(seq)
+        if seq in self._stalled:
+            self._stalled.remove(seq)
+        seq.num_lost = seq.num_computed
+        self._leave(seq)
+        seq.num_computed = 0
+        seq.num_preemptions += 1
+        seq.state = State.WAITING
+        self.waiting.appendleft(seq)
+        plan.preempted.append(seq)
+
+    def _fork(self, parent: Sequence) -> list[Sequence]:
+        """Let the parallel answers of a prompt part: each has its first token now, and shares the
+        prompt's blocks until it writes (Kwon et al. 2023, section 4.4)."""
+        children = []
+        for sample in range(1, parent.width):
+            child = Sequence(
+                parent.request,
+                sample,
+                num_tokens=parent.num_tokens,
+                num_computed=parent.num_computed,
+                admitted_ns=parent.admitted_ns,
+            )
+            self.kv.fork(parent, child)
+            child.state = State.RUNNING
+            child.order = self._next_order
+            self._next_order += 1
+            self.running[child.order] = child
+            self.partial[child.order] = child
+            self.num_computed += child.num_computed
+            children.append(child)
+        parent.width = 1
+        return children
+
+    def _join(self, seq: Sequence) -> None:
+        self.num_computed -= seq.num_computed
+        self.decodes.join(seq)
+
+    def _stop(self, seq: Sequence) -> None:
+        """Take seq out of the step's work."""
+        if seq.joined_at >= 0:
+            self.decodes.leave(seq)
+            self.num_computed += seq.num_computed
+        self.partial.pop(seq.order, None)
+
+    def _end(self, seq: Sequence) -> None:
+        self._leave(seq)
+        seq.state = State.FINISHED
+
+    def _leave(self, seq: Sequence) -> None:
+        self.kv.release(seq)
+        del self.running[seq.order]
+        self.num_seats -= seq.width
+        self.num_computed -= seq.num_computed

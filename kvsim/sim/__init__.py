@@ -1,0 +1,1 @@
+"""What happens when: the SimPy model of arrivals and replicas."""

@@ -1,0 +1,135 @@
+"""From workload rows to submitted sequences: arrivals, refusals, routing, closed loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+import numpy as np
+import simpy
+
+from kvsim.engine.request import Request, Sequence, merged
+from kvsim.sim.replica import Replica
+from kvsim.workload.workload import Workload
+
+
+class Outcome(IntEnum):
+    """What became of a request. The first two finished; the last three were refused."""
+
+    STOP = 0  # made its whole answer
+    LENGTH = 1  # outgrew a fixed reservation
+    UNFINISHED = 2  # the simulation stopped before
+    TOO_LONG = 3  # prompt and answer exceed the model's maximum length
+    NEVER_FITS = 4  # not even alone in the pool (or more answers than seats)
+    NO_TOKENS = 5  # no prompt or no answer: a failed request in the trace
+
+
+Route = Callable[[list[Replica]], int]
+
+
+def round_robin() -> Route:
+    """Replicas in turn."""
+    turn = -1
+
+    def route(replicas: list[Replica]) -> int:
+        nonlocal turn
+        turn = (turn + 1) % len(replicas)
+        return turn
+
+    return route
+
+
+def least_outstanding() -> Route:
+    """The replica with the fewest answers waiting or running, of equals the first."""
+
+    def route(replicas: list[Replica]) -> int:
+        return min(range(len(replicas)), key=lambda index: replicas[index].num_outstanding)
+
+    return route
+
+
+class Feed:
+    """Brings every request of a workload to a replica at its time, or refuses it."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        workload: Workload,
+        answer_tokens: list[int],
+        max_model_len: int,
+        max_num_seqs: int,
+        route: Route,
+    ) -> None:
+        self.outcome = np.full(len(workload), Outcome.UNFINISHED, np.int64)
+        self.replica_of = np.full(len(workload), -1, np.int64)
+        self.arrived_ns = np.full(len(workload), -1, np.int64)
+        self.replicas: list[Replica] = []
+        self._env = env
+        self._workload = workload
+        self._answer_tokens = answer_tokens
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._route = route
+        self._prompt_tokens = workload.prompt_tokens.tolist()
+        self._output_tokens = workload.output_tokens.tolist()
+        self._num_samples = workload.num_samples.tolist()
+        self._missing: dict[int, int] = {}  # answers still to end, where a request has several
+        self._next: dict[int, list[int]] = {}
+        for row in np.flatnonzero(workload.after >= 0).tolist():
+            self._next.setdefault(int(workload.after[row]), []).append(row)
+
+    def arrivals(self) -> Iterator[simpy.Event]:
+        """The SimPy process of the open-loop rows."""
+        rows = np.flatnonzero(self._workload.after < 0)
+        env = self._env
+        times = self._workload.arrival_ns[rows].tolist()
+        for row, time_ns in zip(rows.tolist(), times, strict=True):
+            if time_ns > env.now:
+                yield env.timeout(time_ns - env.now)
+            self._arrive(row)
+
+    def ended(self, seq: Sequence) -> None:
+        """An answer has ended; its request is over with its last one."""
+        index = seq.request.index
+        missing = self._missing.get(index, seq.width) - seq.width
+        if missing:
+            self._missing[index] = missing
+            return
+        self._missing.pop(index, None)
+        wanted = self._output_tokens[index]
+        is_whole = wanted == self._answer_tokens[index]
+        self._over(index, Outcome.STOP if is_whole else Outcome.LENGTH)
+
+    def _arrive(self, index: int) -> None:
+        self.arrived_ns[index] = self._env.now
+        prompt, answer = self._prompt_tokens[index], self._output_tokens[index]
+        if prompt <= 0 or answer <= 0:
+            return self._over(index, Outcome.NO_TOKENS)
+        if prompt + answer > self._max_model_len:
+            return self._over(index, Outcome.TOO_LONG)
+        num_samples = self._num_samples[index]
+        spans = self._workload.prompt(index)
+        if len(spans) > 1:
+            spans = merged(spans)
+        request = Request(index, spans, prompt, num_samples)
+        kv = self.replicas[0].scheduler.kv
+        num_tokens = prompt + self._answer_tokens[index]
+        if num_samples > self._max_num_seqs or not kv.fits(request, num_tokens):
+            return self._over(index, Outcome.NEVER_FITS)
+        chosen = self._route(self.replicas)
+        self.replica_of[index] = chosen
+        if num_samples > 1:
+            self._missing[index] = num_samples
+        if kv.can_fork:
+            sequences = [Sequence(request, num_tokens=prompt, width=num_samples)]
+        else:
+            sequences = [Sequence(request, n, num_tokens=prompt) for n in range(num_samples)]
+        for seq in sequences:
+            self.replicas[chosen].submit(seq)
+        return None
+
+    def _over(self, index: int, outcome: Outcome) -> None:
+        self.outcome[index] = outcome
+        for row in self._next.pop(index, ()):
+            wake = self._env.timeout(int(self._workload.think_ns[row]), row)
+            wake.callbacks.append(lambda event: self._arrive(event.value))

@@ -1,0 +1,210 @@
+"""What happened, as columns: one record a promise and one a run of tokens while it runs, tables of
+steps and requests afterwards."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.engine.plan import StepPlan
+from kvsim.engine.request import Sequence
+from kvsim.engine.scheduler import Commit, Scheduler
+
+PLAN_COLUMNS = (
+    "start_ns",
+    "num_steps",
+    "num_decodes",
+    "num_prefills",
+    "num_prompt_tokens",
+    "num_padding_tokens",
+    "num_running",
+    "num_admitted",
+    "num_preempted",
+    "limit",
+    "computed_tokens",
+    "final_tokens",
+    "held_slots",
+    "granted_slots",
+    "cached_slots",
+    "overlap_slots",
+    "largest_free_run",
+)
+ENDED_COLUMNS = (
+    "index",
+    "num_answers",
+    "finish_ns",
+    "admitted_ns",
+    "num_generated",
+    "num_preemptions",
+    "num_recomputed",
+    "num_hit",
+)
+
+
+class RunOfTokens(NamedTuple):
+    """Answer `sample` of request `index` made one token in each step from `first` to `last`."""
+
+    index: int
+    sample: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLog:
+    """The raw records of one replica: int64 columns by name, and per-step values in step order."""
+
+    plans: dict[str, np.ndarray]
+    durations_ns: np.ndarray
+    blocks_taken: np.ndarray  # by every step that repeats its plan; 0 for the first of a plan
+    runs: dict[str, np.ndarray]
+    ended: dict[str, np.ndarray]
+    idle: dict[str, np.ndarray]  # cached slots while nothing runs, from the step `before` on
+    can_fork: bool
+    num_copies: int
+    num_forked_blocks: int
+
+
+class Recorder:
+    """Collects one replica's records. Storage is O(plans + steps + requests), never O(tokens)."""
+
+    def __init__(self, final_tokens: list[int]) -> None:
+        self._final_tokens = final_tokens  # prompt + answer of each request
+        self._resident = 0  # final tokens, summed over running sequences
+        self._num_steps = 0
+        self._plans = array("q")
+        self._durations = array("q")
+        self._taken = array("q")
+        self._runs = array("q")
+        self._ended = array("q")
+        self._idle = array("q")
+        self._snapshot: tuple[int, ...] = ()
+
+    def planned(self, plan: StepPlan, scheduler: Scheduler, now_ns: int) -> None:
+        """Note the state that the plan's first step runs in: its memory granted, its work not yet
+        committed. It counts only once the step is committed."""
+        final = self._final_tokens
+        for seq in plan.preempted:
+            self._resident -= final[seq.request.index]
+        for seq in plan.admitted:
+            self._resident += final[seq.request.index]
+            if seq.admitted_ns < 0:
+                seq.admitted_ns = now_ns
+        step = self._num_steps
+        for seq in plan.joined:
+            self._emit_from(seq, step)
+        for seq in plan.left:
+            if seq.run_start >= 0:
+                seq.run_end = step - 1
+                self._close(seq)
+        num_new = num_prompt_tokens = num_prefills = 0
+        for work in plan.work:
+            num_new += work.num_new
+            if not work.is_decode:
+                num_prefills += 1
+                num_prompt_tokens += work.num_new
+        decodes = plan.decodes.num_seqs
+        self._snapshot = (
+            decodes + len(plan.work) - num_prefills,
+            num_prefills,
+            num_prompt_tokens,
+            plan.num_padding_tokens,
+            len(scheduler.running),
+            len(plan.admitted),
+            len(plan.preempted),
+            plan.limit,
+            scheduler.num_computed_tokens + decodes + num_new,
+            self._resident,
+            *scheduler.kv.usage(),
+        )
+        for work in plan.work:
+            if work.emits:
+                self._emit_from(work.seq, step)
+                work.seq.run_end = step
+
+    def committed(
+        self, start_ns: int, durations_ns: list[int], finished: list[Sequence], done: Commit
+    ) -> None:
+        """Take over the planned step and its repeats. `finished` made their last token; those
+        that have ended also left the batch."""
+        num_steps = len(durations_ns)
+        self._plans.extend((start_ns, num_steps, *self._snapshot))
+        self._durations.extend(durations_ns)
+        self._taken.append(0)
+        self._taken.extend(done.taken)
+        step = self._num_steps
+        self._num_steps += num_steps
+        for seq in done.forked:
+            seq.run_start = seq.run_end = step
+        for seq in finished:
+            seq.run_end = self._num_steps - 1
+            self._close(seq)
+        if done.ended:
+            end_ns = start_ns + sum(durations_ns)
+            for seq in done.ended:
+                self._resident -= self._final_tokens[seq.request.index]
+                self._end(seq, end_ns)
+
+    def idle(self, cached_slots: int) -> None:
+        """Nothing runs or waits from here to the next step."""
+        self._idle.extend((self._num_steps, cached_slots))
+
+    def stopped(self, scheduler: Scheduler) -> None:
+        """The simulation stops here: close what is still open."""
+        standing = set(scheduler.decodes.members())
+        for seq in (*scheduler.running.values(), *scheduler.waiting):
+            if seq in standing:
+                seq.run_end = self._num_steps - 1
+            if seq.run_start >= 0:
+                self._close(seq)
+
+    def log(self, scheduler: Scheduler) -> ReplicaLog:
+        kv = scheduler.kv
+        return ReplicaLog(
+            _columns(self._plans, PLAN_COLUMNS),
+            np.array(self._durations, np.int64),
+            np.array(self._taken, np.int64),
+            _columns(self._runs, RunOfTokens._fields),
+            _columns(self._ended, ENDED_COLUMNS),
+            _columns(self._idle, ("before", "cached_slots")),
+            kv.can_fork,
+            kv.num_copies,
+            kv.num_forked_blocks,
+        )
+
+    def _emit_from(self, seq: Sequence, step: int) -> None:
+        """seq makes a token in `step`: part of its open run, or the start of another."""
+        if seq.run_start < 0:
+            seq.run_start = step
+        elif seq.run_end != step - 1:
+            self._close(seq)
+            seq.run_start = step
+
+    def _close(self, seq: Sequence) -> None:
+        if seq.run_start <= seq.run_end:
+            self._runs.extend((seq.request.index, seq.sample, seq.run_start, seq.run_end))
+        seq.run_start = -1
+
+    def _end(self, seq: Sequence, now_ns: int) -> None:
+        # an answer of one token that would have forked ends as all its samples at once
+        generated = seq.num_generated * seq.width
+        self._ended.extend(
+            (
+                seq.request.index,
+                seq.width,
+                now_ns,
+                seq.admitted_ns,
+                generated,
+                seq.num_preemptions,
+                seq.num_recomputed,
+                seq.num_hit,
+            )
+        )
+
+
+def _columns(values: array, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    table = np.array(values, np.int64).reshape(-1, len(names))
+    return {name: table[:, place].copy() for place, name in enumerate(names)}

@@ -1,0 +1,115 @@
+"""One replica: the step loop of an engine, driven by SimPy's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import simpy
+
+from kvsim.engine.plan import ARRIVALS, Executor, StepPlan
+from kvsim.engine.request import Sequence
+from kvsim.engine.scheduler import Scheduler
+from kvsim.sim.recorder import Recorder
+
+STEP_END = 2
+"""SimPy priority of a step's end: after every arrival at that instant. Replicas follow in order."""
+
+
+class Replica:
+    """Plans a step, lets the executor promise how long it and its repeats take, waits for the last,
+    commits. An arrival that could enter the batch cuts the promise at the end of the step in
+    flight; one that could not (no seat, a blocked head before it) changes nothing and waits.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: Recorder,
+        on_end: Callable[[Sequence], None],
+        *,
+        jump: bool,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.recorder = recorder
+        self.num_outstanding = 0  # sequences submitted and not ended
+        self._env = env
+        self._priority = STEP_END + index
+        self._on_end = on_end
+        self._jump = jump
+        self._alarm: simpy.Event | None = None
+        self._plan: StepPlan | None = None
+        self._start_ns = 0
+        self._durations: list[int] = []
+        self._finished: list[Sequence] = []
+
+    def submit(self, seq: Sequence) -> None:
+        self.num_outstanding += 1
+        self.scheduler.submit(seq)
+        if self._alarm is None:  # idle: plan once everything of this instant has arrived
+            self._set_alarm(0)
+        elif self._plan is not None and self._plan.limit == ARRIVALS and len(self._durations) > 1:
+            self._cut()
+
+    def stop(self) -> None:
+        """End the simulation now: steps that are over count, the one in flight does not."""
+        if self._plan is not None:
+            self._keep(self._num_over(self._env.now))
+            if self._durations:
+                self._commit()
+        self.recorder.stopped(self.scheduler)
+
+    def _begin(self) -> None:
+        plan = self.scheduler.plan()
+        self.recorder.planned(plan, self.scheduler, self._env.now)
+        steps = self.scheduler.steady_steps(plan) if self._jump else 1
+        self._durations, self._finished = self.executor.execute(plan, steps)
+        self._plan = plan
+        self._start_ns = self._env.now
+        self._set_alarm(sum(self._durations))
+
+    def _cut(self) -> None:
+        """Let the promise end with the step in flight."""
+        self._keep(self._num_over(self._env.now) + 1)
+        self._set_alarm(self._start_ns + sum(self._durations) - self._env.now)
+
+    def _num_over(self, now_ns: int) -> int:
+        """Steps of the promise that ended before now; at one instant arrivals come first."""
+        ends = accumulate(self._durations, initial=self._start_ns)
+        next(ends)
+        return sum(1 for end in ends if end < now_ns)
+
+    def _keep(self, num_steps: int) -> None:
+        if num_steps < len(self._durations):
+            self._durations = self._durations[:num_steps]
+            self._finished = []
+
+    def _set_alarm(self, delay_ns: int) -> None:
+        """Wake at now + delay_ns; an alarm set before is void."""
+        alarm = self._alarm = simpy.Event(self._env)
+        alarm._ok, alarm._value = True, None
+        alarm.callbacks.append(self._on_alarm)
+        self._env.schedule(alarm, self._priority, delay_ns)
+
+    def _on_alarm(self, alarm: simpy.Event) -> None:
+        if alarm is not self._alarm:
+            return
+        if self._plan is not None:
+            self._commit()
+        if self.scheduler.has_work:
+            self._begin()
+        else:
+            self._alarm = None
+            self.recorder.idle(self.scheduler.kv.usage().cached)
+
+    def _commit(self) -> None:
+        plan, finished, self._plan = self._plan, self._finished, None
+        done = self.scheduler.commit(plan, len(self._durations), finished)
+        self.recorder.committed(self._start_ns, self._durations, finished, done)
+        self.num_outstanding += len(done.forked) - len(done.ended)
+        for seq in done.ended:
+            self._on_end(seq)

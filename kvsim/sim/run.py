@@ -1,0 +1,137 @@
+"""One simulation from its parts to its log."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+
+from kvsim.engine.batching import Batching
+from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.plan import Executor
+from kvsim.engine.scheduler import Scheduler
+from kvsim.sim.feed import Feed, Route
+from kvsim.sim.replica import Replica
+from kvsim.sim.recorder import Recorder, ReplicaLog
+from kvsim.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What every replica is made of."""
+
+    make_kv: Callable[[], KVCachePolicy]
+    make_executor: Callable[[list[int]], Executor]  # from the answer tokens of each request
+    batching: Batching
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunked_prefill: bool
+    jump: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """Everything that a simulation leaves: per request int64 [N], per replica its records.
+
+    `arrived_ns` is -1 for a request that never came (its predecessor did not finish in time).
+    """
+
+    workload: Workload
+    answer_tokens: np.ndarray
+    outcome: np.ndarray
+    replica_of: np.ndarray
+    arrived_ns: np.ndarray
+    replicas: list[ReplicaLog]
+    pool_slots: int
+    block_size: int
+    reserves: bool
+    end_ns: int
+
+
+def simulate(
+    workload: Workload,
+    engine: Engine,
+    *,
+    num_replicas: int = 1,
+    route: Route,
+    stop_ns: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RunLog:
+    """Run a workload to its end, or to stop_ns.
+
+    `on_progress(ended, total)` is called now and then, by simulated events and never by the wall.
+    """
+    env = simpy.Environment(initial_time=0)
+    kvs = [engine.make_kv() for _ in range(num_replicas)]
+    cap = kvs[0].max_tokens
+    answers = workload.output_tokens
+    if cap is not None:
+        answers = np.minimum(answers, np.maximum(cap - workload.prompt_tokens, 0))
+    answer_tokens = answers.tolist()
+    final_tokens = (workload.prompt_tokens + answers).tolist()
+    feed = Feed(
+        env, workload, answer_tokens, engine.max_model_len, engine.max_num_seqs, route
+    )
+    ended = feed.ended if on_progress is None else _reporting(feed, len(workload), on_progress)
+    for index, kv in enumerate(kvs):
+        scheduler = Scheduler(
+            kv,
+            engine.batching,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            chunked_prefill=engine.chunked_prefill,
+        )
+        recorder = Recorder(final_tokens)
+        executor = engine.make_executor(answer_tokens)
+        feed.replicas.append(
+            Replica(env, index, scheduler, executor, recorder, ended, jump=engine.jump)
+        )
+    env.process(feed.arrivals())
+    was_enabled = gc.isenabled()
+    gc.disable()  # the model makes no cycles worth collecting, and millions of small objects
+    try:
+        env.run(until=stop_ns)
+    finally:
+        if was_enabled:
+            gc.enable()
+    for replica in feed.replicas:
+        replica.stop()
+    logs = [replica.recorder.log(replica.scheduler) for replica in feed.replicas]
+    last_ns = max((_last_ns(log) for log in logs), default=0)
+    return RunLog(
+        workload,
+        answers,
+        feed.outcome,
+        feed.replica_of,
+        feed.arrived_ns,
+        logs,
+        kvs[0].num_blocks * kvs[0].block_size,
+        kvs[0].block_size,
+        kvs[0].reserves,
+        int(max(last_ns, feed.arrived_ns.max(initial=0))) if stop_ns is None else stop_ns,
+    )
+
+
+def _last_ns(log: ReplicaLog) -> int:
+    if not len(log.durations_ns):
+        return 0
+    return int(log.plans["start_ns"][-1] + log.durations_ns[-log.plans["num_steps"][-1] :].sum())
+
+
+def _reporting(
+    feed: Feed, total: int, on_progress: Callable[[int, int], None]
+) -> Callable[[object], None]:
+    every, count = max(total // 200, 1), 0
+
+    def ended(seq: object) -> None:
+        nonlocal count
+        feed.ended(seq)
+        count += 1
+        if count % every == 0:
+            on_progress(count, total)
+
+    return ended
