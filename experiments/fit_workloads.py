@@ -20,7 +20,7 @@ import numpy as np
 
 from kvsim.workload.chance import rng
 from kvsim.workload.discrete import from_quantiles
-from kvsim.workload.presets import from_numbers
+from kvsim.workload.presets import parse_preset
 
 CATALOG = Path(__file__).resolve().parents[1] / "kvsim" / "catalog" / "workloads"
 PROBABILITIES = np.append(np.arange(100) / 100, [0.995, 0.999, 0.9995, 1.0])
@@ -102,7 +102,7 @@ def _mooncake(traces: Path) -> dict:
         _rank_weights(
             np.array([record["input_length"] for record in records]),
             np.array([record["output_length"] for record in records]),
-            size=4,
+            size=8,
         ),
     )
 
@@ -211,8 +211,9 @@ def _as_json(preset: dict) -> str:
 def main(arguments: list[str]) -> None:
     data, out = Path(arguments[0]), Path(arguments[1]) if len(arguments) > 1 else CATALOG
     for name, preset in fit_all(data).items():
-        (out / f"{name}.json").write_text(_as_json(preset), encoding="utf-8")
-        joint = from_numbers(preset)
+        text = _as_json(preset)
+        (out / f"{name}.json").write_text(text, encoding="utf-8")
+        joint = parse_preset(text)
         sides = {"prompt": joint.prompt, "output": joint.output_as_cut(), "total": joint.total()}
         for side, exact in sides.items():
             quantiles = ", ".join(f"p{100 * p:g} {exact.quantile(p)}" for p in (0.5, 0.9, 0.99))

@@ -153,11 +153,11 @@ class Recorder:
         self._idle.extend((self._num_steps, cached_slots))
 
     def stopped(self, scheduler: Scheduler) -> None:
-        """The simulation stops here: close what is still open."""
+        """The simulation stops here: close what is still open, less a step never committed."""
         standing = set(scheduler.decodes.members())
+        last = self._num_steps - 1
         for seq in (*scheduler.running.values(), *scheduler.waiting):
-            if seq in standing:
-                seq.run_end = self._num_steps - 1
+            seq.run_end = last if seq in standing else min(seq.run_end, last)
             if seq.run_start >= 0:
                 self._close(seq)
 

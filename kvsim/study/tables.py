@@ -15,7 +15,7 @@ Table = dict[str, np.ndarray]
 Booking = Literal["paper", "common"]
 
 SLOT_KINDS = ("token", "reserved", "internal", "external", "cached", "free")
-"""Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
+SLOT_KINDS_TEXT = """Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
 
 token     hold a token's KV (a shared slot counts once)
 reserved  set aside for tokens that their sequence will still make

@@ -91,7 +91,7 @@ def lognormal_mixture(
     shares = np.asarray(weights, float) / np.sum(weights)
     cdf = np.zeros(len(edges))
     for share, mu, sigma in zip(shares, mus, sigmas, strict=True):
-        cdf += share * 0.5 * (1.0 + _erf((edges - mu) / (sigma * math.sqrt(2.0))).astype(float))
+        cdf += share * normal_cdf((edges - mu) / sigma)
     return _closed(low, cdf)
 
 
@@ -103,6 +103,11 @@ def from_quantiles(probabilities: Sequence[float], values: Sequence[float]) -> D
     """
     low, high = math.floor(values[0] + 0.5), math.floor(values[-1] + 0.5)
     return _closed(low, np.interp(np.arange(low, high + 1) + 0.5, values, probabilities))
+
+
+def normal_cdf(z: np.ndarray) -> np.ndarray:
+    """P(a standard normal <= z), float64 in z's shape."""
+    return 0.5 * (1.0 + _erf(z / math.sqrt(2.0)).astype(float))
 
 
 def _closed(low: int, cdf: np.ndarray) -> Discrete:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.workload.discrete import Discrete
+from kvsim.workload.discrete import Discrete, normal_cdf
 from kvsim.workload.workload import Workload
+
+LAST_RANK = 1.0 - 1e-12  # so that no sum with a small number rounds up into the next row or cell
 
 
 class Lengths(NamedTuple):
@@ -49,26 +51,25 @@ class Coupling:
         """Ranks of the answers; `luck` is uniform in [0, 1) and independent of the prompts."""
         size = len(self.cells)
         row = (prompt_ranks * size).astype(np.int64)
-        ends = np.cumsum(self.cells, axis=1)
-        ends[:, -1] = 1.0
-        knots = (ends + np.arange(size)[:, None]).ravel()  # row a climbs from a to a + 1
-        cell = np.searchsorted(knots, row + luck, side="right")
-        cell = np.minimum(cell, row * size + size - 1)  # row + luck may round up to row + 1
-        width = np.maximum(self.cells.ravel()[cell], 1e-300)
-        inside = 1.0 - (knots[cell] - (row + luck)) / width
-        return (cell - row * size + np.clip(inside, 0.0, np.nextafter(1.0, 0.0))) / size
+        climb = row + np.minimum(luck, LAST_RANK)  # row a climbs from a to a + 1
+        knots = (np.cumsum(self.cells, axis=1) + np.arange(size)[:, None]).ravel()
+        cell = np.searchsorted(knots, climb, side="right")
+        inside = 1.0 - (knots[cell] - climb) / self.cells.ravel()[cell]
+        return (cell - row * size + np.clip(inside, 0.0, LAST_RANK)) / size
 
 
 def gaussian(rank_correlation: float, num_cells: int = 32) -> Coupling:
-    """The Gaussian copula with this Spearman correlation (Pearson 2 sin(pi r / 6)), in cells."""
+    """The Gaussian copula with this Spearman correlation, in (-1, 1), cut into cells.
+
+    Its Pearson correlation is 2 sin(pi rank_correlation / 6).
+    """
     pearson = 2.0 * math.sin(math.pi * rank_correlation / 6.0)
     normal = NormalDist()
     points = (np.arange(num_cells * 16) + 0.5) / (num_cells * 16)
     x = np.array([normal.inv_cdf(p) for p in points])
     edges = np.array([normal.inv_cdf(b / num_cells) for b in range(1, num_cells)])
     z = (edges[None, :] - pearson * x[:, None]) / math.sqrt(1.0 - pearson**2)
-    below = 0.5 * (1.0 + np.frompyfunc(math.erf, 1, 1)(z / math.sqrt(2.0)).astype(float))
-    cells = np.diff(below, axis=1, prepend=0.0, append=1.0)
+    cells = np.diff(normal_cdf(z), axis=1, prepend=0.0, append=1.0)
     return Coupling.from_weights(cells.reshape(num_cells, 16, num_cells).mean(axis=1))
 
 

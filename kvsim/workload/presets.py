@@ -26,11 +26,12 @@ def load_preset(name: str) -> Joint:
         allowed = ", ".join(PRESETS)
         raise ConfigError([f"preset: {name!r} is not one of {allowed}; nearest is {near!r}"])
     path = files("kvsim").joinpath("catalog", "workloads", f"{name}.json")
-    return from_numbers(json.loads(path.read_text(encoding="utf-8")))
+    return parse_preset(path.read_text(encoding="utf-8"))
 
 
-def from_numbers(preset: dict) -> Joint:
-    """The distribution that a preset file's contents state."""
+def parse_preset(text: str) -> Joint:
+    """The distribution that a preset file's text states."""
+    preset = json.loads(text)
 
     def marginal(side: str) -> Discrete:
         return from_quantiles(preset["probabilities"], preset[side])

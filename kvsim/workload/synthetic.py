@@ -53,32 +53,21 @@ def synthesize(
     """
     if (num_requests is None) == (duration_s is None):
         raise ValueError("give num_requests or duration_s, and not both")
-    if isinstance(arrivals, ClosedLoop) and num_requests is None:
-        raise ValueError("a closed loop has no end: give num_requests")
     if num_requests is not None:
         rows = rows_for(num_requests, lengths, sessions, prefixes, seed)
+    elif isinstance(arrivals, ClosedLoop):
+        raise ValueError("a closed loop has no end: give num_requests")
     else:
-        make = partial(rng, seed, "arrivals")
-        num_sessions = within(arrivals, make, round(duration_s * NS_PER_S))
+        until_ns = round(duration_s * NS_PER_S)
+        num_sessions = within(arrivals, partial(rng, seed, "arrivals"), until_ns)
         rows = draw_rows(num_sessions, lengths, sessions, prefixes, seed)
 
-    notes = []
-    num_sessions = int(rows.session[-1]) + 1 if len(rows.session) else 0
-    if isinstance(arrivals, ClosedLoop):
-        begin_ns = _ramp(arrivals, num_sessions)
-    else:
-        begin_ns = arrivals(num_sessions, rng(seed, "arrivals"))
-        if len(begin_ns) < num_sessions:
-            rows = rows.where(rows.session < len(begin_ns))
-            notes.append(f"the arrivals end after {len(begin_ns)}; {num_sessions} were asked for")
-    if sessions is not None and sessions.max_context_tokens is not None:
-        cut = f"end early, at a context of {sessions.max_context_tokens} tokens"
-        notes.append(f"{len(np.unique(rows.session[rows.is_cut]))} sessions {cut}")
-
+    asked = int(rows.session[-1]) + 1 if len(rows.session) else 0
+    begin_ns = _begin_ns(arrivals, asked, seed)
+    rows = rows.where(rows.session < len(begin_ns))
     after, think_ns = _follow(rows, sessions, arrivals, seed)
-    spans, span_offsets = None, None
-    if sessions is not None or prefixes is not None:
-        spans, span_offsets = spans_of(rows, prefixes)
+    is_shared = sessions is not None or prefixes is not None
+    spans, span_offsets = spans_of(rows, prefixes) if is_shared else (None, None)
     return columns(
         begin_ns[rows.session],
         rows.prompt,
@@ -89,14 +78,26 @@ def synthesize(
         session=rows.session if sessions is not None else np.full(len(rows.session), -1, np.int64),
         spans=spans,
         span_offsets=span_offsets,
-        notes=notes,
+        notes=_notes(rows, sessions, asked, len(begin_ns)),
     )
 
 
-def _ramp(loop: ClosedLoop, num_sessions: int) -> np.ndarray:
-    """When sessions begin, int64 ns; those after a user's first follow it: any value will do."""
-    user = np.minimum(np.arange(num_sessions), loop.num_users - 1)
-    return np.rint(user / loop.num_users * loop.ramp_s * NS_PER_S).astype(np.int64)
+def _begin_ns(arrivals: ArrivalProcess | ClosedLoop, num_sessions: int, seed: int) -> np.ndarray:
+    """When sessions begin, int64 ns; in a closed loop those after a user's first only follow it."""
+    if not isinstance(arrivals, ClosedLoop):
+        return arrivals(num_sessions, rng(seed, "arrivals"))
+    user = np.minimum(np.arange(num_sessions), arrivals.num_users - 1)
+    return np.rint(user / arrivals.num_users * arrivals.ramp_s * NS_PER_S).astype(np.int64)
+
+
+def _notes(rows: Rows, sessions: Sessions | None, asked: int, begun: int) -> list[str]:
+    notes = []
+    if begun < asked:
+        notes.append(f"the arrivals end after {begun}; {asked} were asked for")
+    if sessions is not None and sessions.max_context_tokens is not None:
+        cut = f"end early, at a context of {sessions.max_context_tokens} tokens"
+        notes.append(f"{np.count_nonzero(rows.is_cut)} sessions {cut}")
+    return notes
 
 
 def _follow(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.engine.request import answer_stream
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import NO_TIME, PRIVATE, Chunk
 from kvsim.workload.traces.ledger import Ledger
@@ -17,15 +18,16 @@ from kvsim.workload.workload import Workload
 PLAIN = {"num_samples": 1, "after": -1, "think_ns": 0, "session": -1}  # neutral values
 
 
-class Clock(NamedTuple):
-    """How a format's stamps are read: absolute ones count from the first arrival."""
+class Origin(NamedTuple):
+    """Where a trace comes from; stamps of an absolute clock count from the first arrival."""
 
+    name: str
     format_name: str
     is_absolute: bool
 
 
 def assemble(
-    chunks: Iterable[Chunk], clock: Clock, options: ReadOptions, ledger: Ledger
+    chunks: Iterable[Chunk], origin: Origin, options: ReadOptions, ledger: Ledger
 ) -> Workload:
     """The whole trace in memory; raises TraceError where it breaks a rule that no option lifts."""
     parts: list[Chunk] = []
@@ -36,13 +38,13 @@ def assemble(
         parts.append(chunk)
     ledger.close()
     if not sum(map(len, parts)):
-        raise TraceError(no_requests(parts, ledger))
-    timeline.check(options, clock.is_absolute)
+        raise TraceError(no_requests(origin, ledger))
+    timeline.check(options, origin.is_absolute)
     arrival_ns = np.concatenate([part.arrival_ns for part in parts])
-    shift = first_arrival(timeline, clock, options, ledger)
+    shift = first_arrival(timeline, origin, options, ledger)
     arrival_ns = on_clock(arrival_ns, shift)
     note_rows(parts, timeline, ledger)
-    timeline.remarks(ledger, clock.format_name, options.time_unit is not None)
+    timeline.remarks(ledger, origin.format_name, options.time_unit is not None)
     names.report(ledger)
     spans, offsets = _spans(parts)
     workload = Workload(
@@ -62,6 +64,11 @@ def assemble(
             f"{seconds(timeline.largest_step_back)} s"
         )
     return workload
+
+
+def answered(stream: int) -> int:
+    """The request whose answer is this stream: answer_stream backwards; arrays too."""
+    return answer_stream(0) - stream
 
 
 class Names:
@@ -92,20 +99,18 @@ class Names:
             ledger.note(f"{counted(self.num_repeats, 'repeated id')} made unique (a, a#2, ...)")
 
 
-def no_requests(parts: list[Chunk], ledger: Ledger) -> str:
-    name = parts[0].name if parts else "trace"
-    dropped = sum(ledger.dropped.values())
-    return f"{name}: no requests" + (f": all {dropped} rows dropped" if dropped else "")
+def no_requests(origin: Origin, ledger: Ledger) -> str:
+    """The error of a trace without a request to simulate."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ledger.dropped.items()))
+    return f"{origin.name}: no requests" + (f": all rows dropped: {reasons}" if reasons else "")
 
 
-def first_arrival(
-    timeline: Timeline, clock: Clock, options: ReadOptions, ledger: Ledger
-) -> int:
+def first_arrival(timeline: Timeline, origin: Origin, options: ReadOptions, ledger: Ledger) -> int:
     """What to take from every stamp, in nanoseconds; says so."""
     if timeline.earliest is None:
         ledger.note("the source has no arrival times: every request arrives at 0")
         return 0
-    if clock.is_absolute or options.rebase:
+    if origin.is_absolute or options.rebase:
         if timeline.earliest:
             ledger.note("the first arrival is time 0")
         return timeline.earliest
@@ -170,7 +175,7 @@ def _moved_spans(
     within = np.arange(new_offsets[-1]) - np.repeat(new_offsets[:-1], counts)
     spans = spans[np.repeat(offsets[:-1][order], counts) + within].copy()
     answers = spans[:, 0] < 0
-    spans[answers, 0] = -(place[-spans[answers, 0] - 1] + 1)
+    spans[answers, 0] = answer_stream(place[answered(spans[answers, 0])])
     return spans, new_offsets
 
 

@@ -62,6 +62,12 @@ class BlockIds:
             self.numbers = {x: x for x in np.flatnonzero(self.parents != UNSEEN).tolist()}
         return np.array([self._number(number) for number in flat], np.int64) + self.base
 
+    def streams_of(self, ids: list[int]) -> list[int]:
+        """The streams of one prompt's ids, watched."""
+        streams = self.intern(ids)
+        self.watch(streams, np.array([len(ids)], np.int64))
+        return streams.tolist()
+
     def watch(self, streams: np.ndarray, counts: np.ndarray) -> None:
         """Notes each block's parent; counts prompts that repeat a block and blocks that stand
         under another parent than before (a chained hash cannot)."""
@@ -85,11 +91,11 @@ class BlockIds:
 
     def report(self, ledger: Ledger) -> None:
         if self.num_repeats:
-            ledger.note(f"{self.num_repeats} prompts repeat a hash id: read as the same text twice")
+            ledger.note(f"prompts that repeat a hash id: {self.num_repeats} (the same text twice)")
         if self.num_reparented:
             ledger.note(
-                f"{self.num_reparented} prompts have a hash id behind another block than before: "
-                "a chained hash cannot, so ids may name blocks by content"
+                "prompts with a hash id behind another block than before: "
+                f"{self.num_reparented} (a chained hash cannot: ids may name blocks by content)"
             )
 
     @property

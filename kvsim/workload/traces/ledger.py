@@ -11,13 +11,19 @@ MAX_FAULTS = 10  # bad rows named in one error
 
 
 class BadRow(Exception):
-    """Why one row cannot be used. `value` is shown to the user; `rule` is what it breaks."""
+    """Why one row cannot be used. `value` is shown to the user; `rule` is what it breaks.
 
-    def __init__(self, field_name: str, value: object, rule: str) -> None:
+    Rows are counted by `reason`: the rule, where that does not differ from row to row.
+    """
+
+    def __init__(
+        self, field_name: str, value: object, rule: str, *, reason: str | None = None
+    ) -> None:
         super().__init__(field_name, value, rule)
         self.field_name = field_name
         self.value = value
         self.rule = rule
+        self.reason = f"{field_name}: {reason or rule}"
 
     def text(self) -> str:
         if self.value is None:
@@ -51,7 +57,7 @@ class Ledger:
     def bad(self, name: str, line: int | str, fault: BadRow) -> None:
         """A row that breaks the format: an error unless bad rows are skipped."""
         self.num_bad += 1
-        self.drop(f"{fault.field_name} {fault.rule}" if fault.value is not None else fault.text())
+        self.drop(fault.reason)
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(f"{name}:{line}: {fault.text()}")
         if not self.skip_bad_rows and len(self.faults) == MAX_FAULTS:

@@ -99,5 +99,8 @@ def _count_fault(count: int, expected: int, block_size: int) -> BadRow | None:
     if count in (0, expected):
         return None
     return BadRow(
-        "hash_ids", f"{count} ids", f"where ceil(input_length / {block_size}) is {expected}"
+        "hash_ids",
+        int(count),
+        f"ids where ceil(input_length / {block_size}) is {expected}",
+        reason=f"not ceil(input_length / {block_size}) ids",
     )

@@ -122,9 +122,8 @@ def bulk_times(values: Sequence[object], places: int) -> np.ndarray | None:
 
 def _decimal_ns(text: str, places: int) -> int:
     whole, _, fraction = text.partition(".")
-    if len(fraction) > places:
-        raise ValueError("finer than a nanosecond: rounded elsewhere")
-    return int(whole + fraction.ljust(places, "0"))
+    ns = int(whole + fraction[:places].ljust(places, "0"))
+    return ns + (fraction[places : places + 1] >= "5")  # half up; "" is below "5"
 
 
 def _whole_numbers(values: Sequence[object], max_digits: int) -> np.ndarray | None:

@@ -51,9 +51,7 @@ def checked(records: Records, fields: Sequence[Field], ledger: Ledger) -> list[n
     rows: list[list[int]] = []
     for i, values in enumerate(zip(*raw, strict=True)):
         try:
-            rows.append(
-                [field.parse(value) for field, value in zip(fields, values, strict=True)]
-            )
+            rows.append([field.parse(value) for field, value in zip(fields, values, strict=True)])
             good.append(i)
         except BadRow as fault:
             ledger.bad(records.name, int(records.lines[i]), fault)
@@ -142,8 +140,7 @@ def _odd_rows(name: str, block: Lines, header: list[str], ledger: Ledger) -> Rec
         elif cells is None:
             fault = BadRow("row", None, "a quote that does not end on its line")
         else:
-            count = len(cells)
-            fault = BadRow("row", f"{count} cells", f"where the header has {len(header)}")
+            fault = BadRow("row", len(cells), f"cells where the header has {len(header)}")
         ledger.read += 1
         ledger.bad(name, number, fault)
     columns = {column: [row[i] for row in rows] for i, column in enumerate(header)}
@@ -216,7 +213,8 @@ def decoded(text: str) -> object:
     try:
         return DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise BadRow("row", None, f"not JSON: {error.msg} (column {error.colno})") from None
+        rule = f"not JSON: {error.msg} (column {error.colno})"
+        raise BadRow("row", None, rule, reason="not JSON") from None
     except RecursionError:
         raise BadRow("row", None, "not JSON: nested too deeply") from None
     except ValueError:

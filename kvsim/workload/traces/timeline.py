@@ -95,8 +95,8 @@ class Timeline:
         if fractions and not unit_was_given and self.num_open > 50 * max(span, 1) / SECOND:
             rate = self.num_open * SECOND / max(span, 1)
             ledger.note(
-                f"the whole trace spans {seconds(span)} s ({rate:.0f} requests/s) and has fractions "
-                f"of a millisecond: if its stamps are seconds, give time_unit: s (format "
+                f"the whole trace spans {seconds(span)} s ({rate:.0f} requests/s) and has "
+                "fractions of a millisecond: if its stamps are seconds, give time_unit: s (format "
                 f"{format_name} means milliseconds)"
             )
         instants = self.num_open - self.num_equal
@@ -130,6 +130,3 @@ def seconds(ns: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-

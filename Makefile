@@ -1,0 +1,35 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or later, and again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/kvsim compare experiments/quickstart.yaml -o results/quickstart --overwrite
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/simulator.py
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) results build *.egg-info

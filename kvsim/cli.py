@@ -1,0 +1,323 @@
+"""The command line: `kvsim run`, `compare`, `plot`, `validate`, `init`, `schema`, `metrics`,
+`trace`. Heavy imports stand inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim import __version__
+from kvsim.errors import UserError
+
+app = typer.Typer(
+    help="How many LLM requests fit on your GPUs, and why: contiguous, paged and shared KV caches "
+    "simulated step by step.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+trace_app = typer.Typer(
+    help="Look at, convert and make trace files.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(trace_app, name="trace")
+
+File = Annotated[Path, typer.Argument(help="experiment file (YAML)", metavar="FILE")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="override, as key.path=value; again for more", metavar="KEY=VALUE"),
+]
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", help="results folder [results/<file name>]")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
+Json = Annotated[bool, typer.Option("--json", help="print the figures as JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress and no table")]
+NoCharts = Annotated[bool, typer.Option("--no-charts", help="write tables only")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="processes [one a core]")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_charts: NoCharts = False,
+    jobs: Jobs = os.cpu_count() or 1,
+) -> None:
+    """Simulate an experiment, and every point of its `compare` and `sweep`.
+
+    Writes config.yaml (resolved: it runs again as it is), summary.json, requests.parquet,
+    steps.parquet and charts. `kvsim metrics` says what each figure means.
+    """
+    from kvsim.config.loading import read_source
+
+    source = read_source(file, sets or [])
+    target = out or Path("results") / file.stem
+    if source.plain.get("compare") or source.plain.get("sweep"):
+        _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs)
+    else:
+        _run_one(source, target, overwrite, as_json, quiet, no_charts)
+
+
+@app.command()
+def compare(
+    file: File,
+    sets: Sets = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_charts: NoCharts = False,
+    jobs: Jobs = os.cpu_count() or 1,
+) -> None:
+    """KV cache policies side by side: the file's `compare`, or else contiguous max, pow2 and
+    oracle, paged, and paged with sharing; at every point of its `sweep`."""
+    from kvsim.config.loading import read_source
+    from kvsim.study.runs import STANDARD_VARIANTS
+
+    source = read_source(file, sets or [])
+    source.plain["compare"] = source.plain.get("compare") or STANDARD_VARIANTS
+    target = out or Path("results") / f"{file.stem}-compare"
+    _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs)
+
+
+@app.command()
+def plot(folder: Annotated[Path, typer.Argument(help="results folder", metavar="DIR")]) -> None:
+    """Draw the charts of a finished results folder again."""
+    from kvsim.study.plots import draw
+
+    for path in draw(folder):
+        print(path)
+
+
+@app.command()
+def validate(file: File, sets: Sets = None) -> None:
+    """Check an experiment file; print it resolved, or all its faults."""
+    from kvsim.config.loading import load, points_of, read_source, resolved_text
+
+    source = read_source(file, sets or [])
+    experiment = load(source)
+    points = points_of(source)
+    print(resolved_text(experiment), end="")
+    print(f"{file}: valid; {len(points)} run{'s' * (len(points) != 1)}", file=sys.stderr)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write")] = Path(
+        "experiment.yaml"
+    ),
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a commented experiment file to start from."""
+    from importlib.resources import files
+
+    if file.exists() and not overwrite:
+        raise UserError(f"{file}: already exists; choose another name, or add --overwrite")
+    text = files("kvsim").joinpath("catalog", "experiment.yaml").read_text(encoding="utf-8")
+    _write_text(file, text)
+    print(f"{file}: written; next: kvsim run {file}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of experiment files, for editors."""
+    import json
+
+    from kvsim.config.models import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+@app.command()
+def metrics() -> None:
+    """Print what each figure of a summary means."""
+    from kvsim.study.metrics import DEFINITIONS
+    from kvsim.study.tables import SLOT_KINDS_TEXT
+
+    width = max(map(len, DEFINITIONS))
+    for name, meaning in DEFINITIONS.items():
+        print(f"{name:<{width}}  {meaning}")
+    print()
+    print(SLOT_KINDS_TEXT)
+
+
+Format = Annotated[str, typer.Option("--format", "-f", help="trace format, or auto")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="leave bad rows out, counted")]
+Sort = Annotated[bool, typer.Option("--sort", help="put rows in order of arrival")]
+Rebase = Annotated[bool, typer.Option("--rebase", help="let the earliest arrival be 0")]
+Tokenizer = Annotated[str | None, typer.Option(help="count text with it, e.g. cl100k_base")]
+Limit = Annotated[int | None, typer.Option(min=1, help="read the first N requests only")]
+
+
+@trace_app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="TRACE")],
+    format: Format = "auto",
+    tokenizer: Tokenizer = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a trace holds: counts, lengths, times, prefix sharing, faults."""
+    import json
+
+    from kvsim.workload.traces import ReadOptions, inspect_trace
+
+    options = ReadOptions(tokenizer=tokenizer, limit=limit)
+    summary = inspect_trace(path, format, options=options)
+    if as_json:
+        print(json.dumps(summary.as_dict(), indent=2))
+        return
+    for name, value in summary.as_dict().items():
+        if value is None or value in ({}, []):
+            continue
+        lines = value if isinstance(value, list) else [value]
+        for line in lines:
+            print(f"{name:<34} {line:,}" if isinstance(line, int) else f"{name:<34} {line}")
+
+
+@trace_app.command()
+def convert(
+    path: Annotated[Path, typer.Argument(metavar="TRACE")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="*.csv or *.parquet")],
+    format: Format = "auto",
+    skip_bad_rows: SkipBad = False,
+    sort: Sort = False,
+    rebase: Rebase = False,
+    tokenizer: Tokenizer = None,
+    limit: Limit = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Convert a trace to kvsim's own format."""
+    from kvsim.workload.traces import ReadOptions, convert_trace
+
+    _refuse_existing(out, overwrite)
+    options = ReadOptions(
+        skip_bad_rows=skip_bad_rows, sort=sort, rebase=rebase, tokenizer=tokenizer, limit=limit
+    )
+    for note in convert_trace(path, out, format, options=options):
+        print(f"note: {note}")
+    print(f"{out}: written")
+
+
+@trace_app.command()
+def generate(
+    file: File,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="*.csv or *.parquet")],
+    sets: Sets = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write the workload of an experiment file as a trace."""
+    from kvsim.config.build import build_workload
+    from kvsim.config.loading import load, read_source
+    from kvsim.workload.traces import write_native
+
+    _refuse_existing(out, overwrite)
+    source = read_source(file, sets or [])
+    workload = build_workload(load(source), source.folder)
+    write_native(workload, out)
+    print(f"{out}: {len(workload):,} requests written")
+
+
+def _run_one(source, target, overwrite, as_json, quiet, no_charts) -> None:  # noqa: ANN001
+    from kvsim.progress import progress
+    from kvsim.study.results import new_folder
+    from kvsim.study.runs import run_point
+
+    with new_folder(target, overwrite=overwrite) as folder:
+        with progress("simulating", quiet=quiet) as show:
+            summary = run_point(source, folder, show)
+        _draw(folder, no_charts)
+    if as_json:
+        _print_json(summary)
+    elif not quiet:
+        from kvsim.study.report import print_summary
+
+        print_summary(summary)
+        print(f"results in {target}")
+
+
+def _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs) -> None:  # noqa: ANN001
+    from kvsim.config.loading import points_of
+    from kvsim.config.yaml_text import dump
+    from kvsim.progress import progress
+    from kvsim.study.results import new_folder, write_points
+    from kvsim.study.runs import run_points
+
+    points = points_of(source)
+    with new_folder(target, overwrite=overwrite) as folder:
+        with progress("runs", quiet=quiet) as show:
+            done = run_points(points, folder, jobs, show or (lambda done, total: None))
+        write_points(folder, dump(source.plain), done)
+        _draw(folder, no_charts)
+    if as_json:
+        _print_json([{"variant": p.variant, "at": p.at, "summary": p.summary} for p in done])
+    elif not quiet:
+        from kvsim.study.report import print_points
+
+        print_points(done)
+        print(f"results in {target}")
+
+
+def _draw(folder: Path, no_charts: bool) -> None:
+    if not no_charts:
+        from kvsim.study.plots import draw
+
+        draw(folder)
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise UserError(f"{path}: already exists; choose another name, or add --overwrite")
+
+
+def _write_text(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.rename(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def main() -> None:
+    """Entry point: exit status 0 on success, 1 on a mistake in the input, 2 in the command line."""
+    try:
+        app()
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError:
+        print("error: not enough memory for this run", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""YAML files to objects: the only place where names become things."""

@@ -1,0 +1,214 @@
+"""Objects from a resolved Experiment: engine, workload, routing, window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.config import models, workloads
+from kvsim.engine.batching import CONTINUOUS, STATIC
+from kvsim.engine.kv import contiguous, placement
+from kvsim.engine.kv.contiguous import Contiguous
+from kvsim.engine.kv.paged import Paged
+from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.latency.model import Linear
+from kvsim.sim.executor import SimulatedExecutor
+from kvsim.sim.feed import Route, least_outstanding, round_robin
+from kvsim.sim.run import Engine
+from kvsim.workload import arrivals, discrete, lengths, presets, sessions, synthetic, turns
+from kvsim.workload.chance import rng
+from kvsim.workload.traces import ReadOptions, read_trace
+from kvsim.workload.workload import Workload
+
+
+def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
+    config = experiment.engine
+    assert config.step_time is not None and config.max_model_len is not None
+    latency = Linear(**config.step_time.model_dump())
+    return Engine(
+        make_kv=partial(_kv, experiment.kv, config.max_model_len, workload),
+        make_executor=partial(SimulatedExecutor, latency),
+        batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chunked_prefill=config.chunked_prefill,
+        jump=config.jump,
+    )
+
+
+def build_route(config: models.Replicas) -> Route:
+    return {"round_robin": round_robin, "least_outstanding": least_outstanding}[config.routing]()
+
+
+def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
+    """The workload; paths in it start from `folder`. Raises TraceError."""
+    config = experiment.workload
+    if config.kind == "synthetic":
+        return _synthetic(config, experiment.seed, folder)
+    return _trace(config, experiment.seed, folder)
+
+
+def _kv(config: models.KV, max_model_len: int, workload: Workload) -> KVCachePolicy:
+    policy, num_blocks, size = config.policy, config.num_blocks, config.block_size
+    assert num_blocks is not None
+    if policy.kind != "contiguous":
+        shares = policy.kind == "paged_sharing"
+        return Paged(
+            num_blocks,
+            size,
+            can_fork=shares,
+            prefix_caching=shares and policy.prefix_caching,
+            watermark=policy.watermark,
+        )
+    limit = policy.reserve_tokens or max_model_len
+    outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []
+    reserve = {
+        "max": lambda: contiguous.reserve_max(max_model_len),
+        "pow2": lambda: contiguous.reserve_pow2(outputs),
+        "oracle": lambda: contiguous.reserve_oracle(outputs),
+        "fixed": lambda: None,
+    }[policy.reserve]()
+    place = {
+        "buddy": lambda: placement.Buddy(num_blocks, -(-limit // size)),
+        "first_fit": lambda: placement.Fit(num_blocks, placement.first_fit),
+        "best_fit": lambda: placement.Fit(num_blocks, placement.best_fit),
+    }[policy.placement]()
+    return Contiguous(num_blocks, size, place, reserve=reserve, limit=limit)
+
+
+def _synthetic(config: workloads.SyntheticWorkload, seed: int, folder: Path) -> Workload:
+    return synthetic.synthesize(
+        _lengths(config.lengths, folder),
+        _arrivals(config.arrivals, folder),
+        seed=seed,
+        num_requests=config.num_requests,
+        duration_s=config.duration_s,
+        sessions=None if config.sessions is None else _sessions(config.sessions),
+        prefixes=None
+        if config.prefixes is None
+        else turns.PrefixGroups(
+            tuple(config.prefixes.prefix_tokens), config.prefixes.zipf_exponent
+        ),
+        num_samples=config.num_samples,
+    )
+
+
+def _trace(config: workloads.TraceWorkload, seed: int, folder: Path) -> Workload:
+    options = ReadOptions(
+        skip_bad_rows=config.skip_bad_rows,
+        sort=config.sort,
+        rebase=config.rebase,
+        time_unit=config.time_unit,
+        tokenizer=config.tokenizer,
+        limit=config.limit,
+        block_size=config.block_size,
+        sessions=config.sessions,
+        subagents=config.subagents,
+        seed=seed,
+        duration_s=config.duration_s,
+    )
+    workload = read_trace(folder / config.path, config.format, options=options)
+    if config.arrivals is not None:
+        times = _arrivals(config.arrivals, folder)
+        opening = np.flatnonzero(workload.after < 0)
+        arrival_ns = workload.arrival_ns.copy()
+        drawn = times(len(opening), rng(seed, "arrivals"))
+        arrival_ns[opening[: len(drawn)]] = drawn
+        note = f"arrival times are drawn ({config.arrivals.kind}), not those of the trace"
+        workload = replace(workload, arrival_ns=arrival_ns, notes=[*workload.notes, note])
+    if config.speed != 1.0:
+        workload = replace(
+            workload,
+            arrival_ns=np.rint(workload.arrival_ns / config.speed).astype(np.int64),
+            think_ns=np.rint(workload.think_ns / config.speed).astype(np.int64),
+        )
+    if config.num_samples is not None:
+        workload = replace(
+            workload, num_samples=np.full(len(workload), config.num_samples, np.int64)
+        )
+    return workload
+
+
+def _arrivals(
+    config: workloads.Arrivals, folder: Path
+) -> arrivals.ArrivalProcess | synthetic.ClosedLoop:
+    match config.kind:
+        case "poisson":
+            return partial(arrivals.poisson, rate_per_s=config.rate_per_s)
+        case "gamma":
+            return partial(arrivals.gamma, rate_per_s=config.rate_per_s, cv=config.cv)
+        case "piecewise":
+            segments = [(one.start_s, one.rate_per_s) for one in config.segments]
+            return partial(arrivals.piecewise, segments=segments)
+        case "markov_modulated":
+            states = [arrivals.RateState(s.rate_per_s, s.mean_dwell_s) for s in config.states]
+            return partial(arrivals.markov_modulated, states=states)
+        case "all_at_once":
+            return arrivals.all_at_once
+        case "closed_loop":
+            return synthetic.ClosedLoop(config.num_users, _think(config.think), config.ramp_s)
+        case "replay":
+            times = read_trace(folder / config.path, config.format).arrival_ns
+            return partial(arrivals.replay, arrival_ns=times, speed=config.speed)
+
+
+def _think(config: workloads.Think) -> sessions.ThinkTime:
+    match config.kind:
+        case "fixed":
+            return partial(sessions.fixed_think, think_s=config.think_s)
+        case "exponential":
+            return partial(sessions.exponential_think, mean_s=config.mean_s)
+        case "lognormal":
+            return partial(sessions.lognormal_think, mean_s=config.mean_s, sigma=config.sigma)
+
+
+def _lengths(config: workloads.Lengths, folder: Path) -> lengths.Sampler:
+    match config.kind:
+        case "preset":
+            joint = presets.load_preset(config.name)
+            if config.rank_correlation is None:
+                return joint
+            return replace(joint, coupling=_coupling(config.rank_correlation))
+        case "joint":
+            coupling = _coupling(config.rank_correlation)
+            return lengths.Joint(_marginal(config.prompt), _marginal(config.output), coupling)
+        case "empirical":
+            workload = read_trace(folder / config.path, config.format)
+            return partial(lengths.empirical, workload=workload)
+
+
+def _coupling(rank_correlation: float) -> lengths.Coupling:
+    return lengths.gaussian(rank_correlation) if rank_correlation else lengths.independent()
+
+
+def _marginal(config: workloads.Marginal) -> discrete.Discrete:
+    match config.kind:
+        case "fixed":
+            return discrete.fixed(config.tokens)
+        case "uniform":
+            return discrete.uniform(config.low, config.high)
+        case "lognormal":
+            mu = discrete.lognormal_mu(config.mean_tokens, config.sigma)
+            return discrete.lognormal(mu, config.sigma, low=config.low, high=config.high)
+        case "lognormal_mixture":
+            weights, mus, sigmas = zip(
+                *((part.weight, part.mu, part.sigma) for part in config.parts), strict=True
+            )
+            return discrete.lognormal_mixture(
+                weights, mus, sigmas, low=config.low, high=config.high
+            )
+
+
+def _sessions(config: workloads.Sessions) -> sessions.Sessions:
+    match config.turns.kind:
+        case "fixed":
+            number = discrete.fixed(config.turns.turns)
+        case "geometric":
+            number = discrete.geometric(config.turns.mean, config.turns.high)
+        case "sharegpt":
+            number = sessions.sharegpt_turns()
+    return sessions.Sessions(number, _think(config.think), config.max_context_tokens)

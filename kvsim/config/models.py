@@ -1,0 +1,130 @@
+"""Config models: one experiment, whose YAML has this shape key by key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from kvsim.config.base import Model, PositiveInt, Share
+from kvsim.config.workloads import SyntheticWorkload, TraceWorkload
+
+Milliseconds = Annotated[float, Field(gt=0, le=1e12)]
+
+
+class StepTime(Model):
+    """base + prompt_step (if the step has prompt tokens) + per_prompt_token * prompt tokens
+    + per_seq * sequences + per_context_token * context tokens of its decodes."""
+
+    base_ms: Annotated[float, Field(gt=0, le=1e6)]
+    per_seq_ms: Annotated[float, Field(ge=0, le=1e6)]
+    per_context_token_us: Annotated[float, Field(ge=0, le=1e6)]
+    per_prompt_token_ms: Annotated[float, Field(ge=0, le=1e6)]
+    prompt_step_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+
+
+class Engine(Model):
+    """The scheduler and the machine under it. A preset gives the pool, max_model_len and
+    step_time; what is set here goes before it."""
+
+    preset: Literal["llama-2-7b/a100-80gb", "llama-3-8b/h100", "opt-13b/a100-40gb"] | None = None
+    step_time: StepTime | None = None
+    max_model_len: PositiveInt | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    max_num_batched_tokens: PositiveInt = 8192
+    chunked_prefill: bool = True
+    batching: Literal["continuous", "static"] = "continuous"
+    jump: Annotated[
+        bool, Field(description="advance steady decodes at once; the results do not depend on it")
+    ] = True
+
+
+class Contiguous(Model):
+    """One region a request, reserved whole: before PagedAttention."""
+
+    kind: Literal["contiguous"]
+    reserve: Literal["max", "pow2", "oracle", "fixed"]
+    reserve_tokens: PositiveInt | None = None
+    placement: Literal["buddy", "first_fit", "best_fit"] = "buddy"
+
+    @model_validator(mode="after")
+    def _tokens_go_with_fixed(self) -> Contiguous:
+        if (self.reserve == "fixed") != (self.reserve_tokens is not None):
+            raise ValueError("reserve_tokens goes with reserve: fixed, and only with it")
+        return self
+
+
+class Paged(Model):
+    """Blocks on demand; every answer has its own."""
+
+    kind: Literal["paged"]
+    watermark: Share = 0.0
+
+
+class PagedSharing(Model):
+    """Blocks on demand, shared: parallel answers fork with copy-on-write, and with
+    prefix_caching full blocks are found again by their tokens."""
+
+    kind: Literal["paged_sharing"]
+    watermark: Share = 0.0
+    prefix_caching: bool = True
+
+
+Policy = Annotated[Contiguous | Paged | PagedSharing, Field(discriminator="kind")]
+
+
+class KV(Model):
+    """The pool, num_blocks * block_size token slots, and who hands it out. The preset's pool is
+    kept in tokens when block_size changes."""
+
+    policy: Policy
+    block_size: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+
+
+class Measure(Model):
+    """The window that figures are about, and how waste is booked (`kvsim metrics`)."""
+
+    warmup_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    cooldown_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    stop_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    booking: Literal["paper", "common"] = "paper"
+
+    @model_validator(mode="after")
+    def _window_is_not_empty(self) -> Measure:
+        if self.stop_s is not None and self.warmup_s + self.cooldown_s >= self.stop_s:
+            raise ValueError("warmup_s and cooldown_s leave nothing of stop_s")
+        return self
+
+
+class Slo(Model):
+    """Limits that a good request meets, all of them."""
+
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+    e2el_ms: Milliseconds | None = None
+
+
+class Replicas(Model):
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    routing: Literal["round_robin", "least_outstanding"] = "round_robin"
+
+
+class Experiment(Model):
+    """A run, or with `compare` and `sweep` many: every variant at every swept value."""
+
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    engine: Engine
+    kv: KV
+    workload: Annotated[SyntheticWorkload | TraceWorkload, Field(discriminator="kind")]
+    replicas: Replicas = Replicas()
+    measure: Measure = Measure()
+    slo: Slo = Slo()
+    compare: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="variant name: {key path: value}, each put in the place of the file's"),
+    ] = {}
+    sweep: Annotated[
+        dict[str, Annotated[list[Any], Field(min_length=1)]],
+        Field(description="key path: list of values"),
+    ] = {}

@@ -1,0 +1,275 @@
+"""The figures of a run and what they mean: one place, printed by `kvsim metrics`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.engine.plan import LIMITS
+from kvsim.sim.feed import Outcome
+from kvsim.study.tables import SLOT_KINDS, Run, Table
+
+PERCENTILES = (90, 95, 99)
+
+DEFINITIONS = {
+    "completed": "requests that arrived in the window and finished",
+    "failed": "requests refused, by reason in `refused`; none of them is in any other figure",
+    "unfinished": "requests still waiting or running when the simulation stopped",
+    "duration": "length of the window in s: first arrival to last token, less the cuts",
+    "total_input_tokens": "prompt tokens of the requests completed",
+    "total_output_tokens": "answer tokens made in the window",
+    "request_throughput": "requests finished in the window, per s",
+    "output_throughput": "answer tokens made in the window, per s",
+    "total_token_throughput": "output_throughput, and prompt tokens of requests finished, per s",
+    "request_goodput": "completed requests that met every limit of `slo`, per s",
+    "slo_share": "share of completed requests that met every limit of `slo`",
+    "max_output_tokens_per_s": "most answer tokens made within one whole second",
+    "max_concurrent_requests": "most requests between arrival and finish at once",
+    "ttft_ms": "time to first token: arrival to the end of the step that made it",
+    "tpot_ms": "time per output token: (finish - first token) / (answer tokens - 1), per request",
+    "itl_ms": "inter-token latency: between consecutive tokens of an answer, over all tokens",
+    "e2el_ms": "end-to-end latency: arrival to the last token (of the last parallel answer)",
+    "queue_ms": "arrival to first admission",
+    "normalized_latency_s": "mean over requests of e2el / answer tokens (Kwon et al. 2023)",
+    "waste": "mean shares of the KV pool over the window, by kind; they add up to 1",
+    "kv_used_peak": "largest share of the pool held by sequences in a step",
+    "batch_size": "sequences in the running batch: mean over the time with work, and peak",
+    "num_waiting": "sequences waiting: mean over the window, and peak",
+    "preemptions": "times a sequence lost its KV to an older one",
+    "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
+    "recomputed_share": "recomputed tokens / all tokens computed",
+    "hit_tokens": "prompt tokens found in the prefix cache, not computed",
+    "hit_share": "hit tokens / prompt tokens admitted",
+    "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
+    "copies_made": "blocks copied on write",
+    "copies_avoided": "blocks_shared_at_forks - copies_made",
+    "sharing_saving": "1 - slots holding tokens / tokens held (mean over the window)",
+    "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
+    "`arrivals`: none did",
+    "binding_limit": "the limit with the largest share",
+}
+
+
+class Slo(NamedTuple):
+    """Limits that a request must meet; None: not asked for."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+
+class Window(NamedTuple):
+    """The part of a run that its figures are about, in ns."""
+
+    start_ns: int
+    end_ns: int
+
+
+def window_of(run: Run, warmup_s: float, cooldown_s: float) -> Window:
+    """From warmup_s after time 0 (by default: from the first arrival) to cooldown_s before the
+    end."""
+    arrived = run.requests["arrival_ns"][run.requests["arrival_ns"] >= 0]
+    first = int(arrived.min()) if len(arrived) else 0
+    start = round(warmup_s * 1e9) if warmup_s else first
+    return Window(start, max(run.log.end_ns - round(cooldown_s * 1e9), start))
+
+
+def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
+    """The figures of DEFINITIONS, as plain numbers that JSON can hold."""
+    requests = run.requests
+    seconds = (window.end_ns - window.start_ns) / 1e9
+    arrived = _within(requests["arrival_ns"], window)
+    is_finished = requests["outcome"] <= Outcome.LENGTH
+    done = arrived & is_finished
+    finished_inside = is_finished & _within(requests["finish_ns"], window, closed=True)
+    latency = _latencies(requests, done)
+    steps = run.steps
+    inside = _within(steps["end_ns"], window, closed=True)
+    output_tokens = int(steps["num_tokens"][inside].sum())
+    input_tokens = int(requests["prompt_tokens"][finished_inside].sum())
+    figures: dict[str, object] = {
+        "completed": int(done.sum()),
+        "failed": int((requests["outcome"] > Outcome.UNFINISHED).sum()),
+        "refused": {
+            outcome.name.lower(): int((requests["outcome"] == outcome).sum())
+            for outcome in (Outcome.TOO_LONG, Outcome.NEVER_FITS, Outcome.NO_TOKENS)
+        },
+        "unfinished": int((requests["outcome"] == Outcome.UNFINISHED).sum()),
+        "ended_by_length": int((requests["outcome"] == Outcome.LENGTH).sum()),
+        "duration": seconds,
+        "total_input_tokens": int(requests["prompt_tokens"][done].sum()),
+        "total_output_tokens": output_tokens,
+        "request_throughput": _per(int(finished_inside.sum()), seconds),
+        "output_throughput": _per(output_tokens, seconds),
+        "total_token_throughput": _per(output_tokens + input_tokens, seconds),
+        "max_output_tokens_per_s": _busiest_second(steps, inside),
+        "max_concurrent_requests": _most_at_once(requests),
+    }
+    for name in ("ttft", "tpot", "e2el", "queue"):
+        figures |= _spread(name, latency[name])
+    gaps = run.gaps
+    counted = _within(gaps["end_ns"], window, closed=True) & (gaps["count"] > 0)
+    figures |= _spread("itl", gaps["itl_ns"][counted] / 1e6, gaps["count"][counted])
+    figures["normalized_latency_s"] = _mean(latency["normalized"])
+    figures |= _goodput(latency, slo, seconds)
+    return figures | _memory(run, window) | _sharing(run, done)
+
+
+def _latencies(requests: Table, done: np.ndarray) -> Table:
+    """Per completed request, in ms; tpot only where there are two tokens or more."""
+    arrival, finish = requests["arrival_ns"][done], requests["finish_ns"][done]
+    first, answer = requests["first_token_ns"][done], requests["answer_tokens"][done]
+    several = answer > 1
+    tpot = np.full(len(answer), np.nan)
+    tpot[several] = (finish - first)[several] / (answer[several] - 1) / 1e6
+    return {
+        "ttft": (first - arrival) / 1e6,
+        "tpot": tpot[several],
+        "tpot_all": tpot,
+        "e2el": (finish - arrival) / 1e6,
+        "queue": (requests["admitted_ns"][done] - arrival) / 1e6,
+        "normalized": (finish - arrival) / 1e9 / np.maximum(answer, 1),
+    }
+
+
+def _goodput(latency: Table, slo: Slo, seconds: float) -> dict[str, object]:
+    if slo == Slo():
+        return {"request_goodput": None, "slo_share": None}
+    met = np.ones(len(latency["ttft"]), bool)
+    for limit, name in ((slo.ttft_ms, "ttft"), (slo.tpot_ms, "tpot_all"), (slo.e2el_ms, "e2el")):
+        if limit is not None:
+            met &= ~(latency[name] > limit)  # a single token has no tpot, and meets it
+    return {
+        "request_goodput": _per(int(met.sum()), seconds),
+        "slo_share": float(met.mean()) if len(met) else None,
+    }
+
+
+def _memory(run: Run, window: Window) -> dict[str, object]:
+    """Time-weighted means over the window; replicas without work count with an empty pool."""
+    steps, idle, pool = run.steps, run.idle, run.log.pool_slots
+    busy_ns = _overlap(steps["start_ns"], steps["end_ns"], window)
+    idle_ns = _overlap(idle["start_ns"], idle["end_ns"], window)
+    total = int(busy_ns.sum() + idle_ns.sum())
+    empty = "external" if run.log.reserves and _is_paper(run) else "free"
+    waste = {}
+    for kind in SLOT_KINDS:
+        slots = float(steps[f"{kind}_slots"] @ busy_ns)
+        if kind == empty:
+            slots += float((pool - idle["cached_slots"]) @ idle_ns)
+        elif kind == "cached":
+            slots += float(idle["cached_slots"] @ idle_ns)
+        waste[kind] = _per(slots, float(pool) * total)
+    token, logical = (float(steps[name] @ busy_ns) for name in ("token_slots", "logical_tokens"))
+    busy = busy_ns > 0
+    free = steps["free_slots"] + steps["cached_slots"]
+    held = pool - free - (steps["external_slots"] if run.log.reserves else 0)
+    shares = {
+        name: _per(int(busy_ns[steps["limit"] == code].sum()), total)
+        for code, name in enumerate(LIMITS)
+    }
+    shares["arrivals"] = _per(int(busy_ns[steps["limit"] == 0].sum() + idle_ns.sum()), total)
+    named = {name: share for name, share in shares.items() if share is not None}
+    return {
+        "waste": waste,
+        "kv_used_peak": _per(int(held[busy].max(initial=0)), pool),
+        "batch_size_mean": _per(float(steps["num_running"] @ busy_ns), int(busy_ns.sum())),
+        "batch_size_peak": int(steps["num_running"][busy].max(initial=0)),
+        "num_waiting_mean": _per(float(steps["num_waiting"] @ busy_ns), total),
+        "num_waiting_peak": int(steps["num_waiting"][busy].max(initial=0)),
+        "sharing_saving": 1 - token / logical if logical else None,
+        "limit_shares": shares,
+        "binding_limit": max(named, key=named.__getitem__) if named else None,
+        "num_steps": int(busy.sum()),
+    }
+
+
+def _is_paper(run: Run) -> bool:
+    return bool(len(run.steps["free_slots"])) and not run.steps["free_slots"].any()
+
+
+def _sharing(run: Run, done: np.ndarray) -> dict[str, object]:
+    requests, log = run.requests, run.log
+    recomputed = int(requests["num_recomputed"][done].sum())
+    hits = int(requests["num_hit"][done].sum())
+    prompt = int((requests["prompt_tokens"] * requests["num_samples"])[done].sum())
+    generated = int(requests["num_generated"][done].sum())
+    shared = sum(replica.num_forked_blocks for replica in log.replicas)
+    copies = sum(replica.num_copies for replica in log.replicas)
+    return {
+        "preemptions": int(requests["num_preemptions"][done].sum()),
+        "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
+        "recomputed_tokens": recomputed,
+        "recomputed_share": _per(recomputed, recomputed + prompt - hits + generated),
+        "hit_tokens": hits,
+        "hit_share": _per(hits, prompt),
+        "blocks_shared_at_forks": shared,
+        "copies_made": copies,
+        "copies_avoided": shared - copies,
+    }
+
+
+def _spread(name: str, values: np.ndarray, counts: np.ndarray | None = None) -> dict[str, object]:
+    """Mean, median, std and percentiles, by `vllm bench serve`'s keys; None without values."""
+    keys = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
+    if not len(values):
+        return {f"{key}_{name}_ms": None for key in keys}
+    if counts is None:
+        counts = np.ones(len(values), np.int64)
+    total = counts.sum()
+    mean = float(values @ counts) / total
+    std = float(np.sqrt(((values - mean) ** 2) @ counts / total))
+    order = np.argsort(values, kind="stable")
+    marks = [_percentile(values[order], counts[order], p) for p in (50, *PERCENTILES)]
+    return {
+        f"{key}_{name}_ms": figure
+        for key, figure in zip(keys, (mean, marks[0], std, *marks[1:]), strict=True)
+    }
+
+
+def _percentile(values: np.ndarray, counts: np.ndarray, percent: float) -> float:
+    """numpy's linear percentile of sorted values repeated `counts` times each."""
+    ends = np.cumsum(counts)
+    place = percent / 100 * (ends[-1] - 1)
+    low, high = np.floor(place), np.ceil(place)
+    below, above = values[np.searchsorted(ends, [low, high], side="right")]
+    return float(below + (above - below) * (place - low))
+
+
+def _within(times_ns: np.ndarray, window: Window, closed: bool = False) -> np.ndarray:
+    """Times in [start, end), or in (start, end] for what ends in the window."""
+    if closed:
+        return (times_ns > window.start_ns) & (times_ns <= window.end_ns)
+    return (times_ns >= window.start_ns) & (times_ns < max(window.end_ns, window.start_ns + 1))
+
+
+def _overlap(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> np.ndarray:
+    low, high = np.maximum(start_ns, window.start_ns), np.minimum(end_ns, window.end_ns)
+    return np.maximum(high - low, 0)
+
+
+def _busiest_second(steps: Table, inside: np.ndarray) -> float:
+    if not inside.any():
+        return 0.0
+    seconds = steps["end_ns"][inside] // 1_000_000_000
+    seconds -= seconds.min()
+    return float(np.bincount(seconds, weights=steps["num_tokens"][inside]).max())
+
+
+def _most_at_once(requests: Table) -> int:
+    there = (requests["arrival_ns"] >= 0) & (requests["outcome"] <= Outcome.UNFINISHED)
+    starts = np.sort(requests["arrival_ns"][there])
+    finish = requests["finish_ns"][there]
+    ends = np.sort(finish[finish >= 0])
+    if not len(starts):
+        return 0
+    return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max())
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _per(amount: float, whole: float) -> float | None:
+    return amount / whole if whole else None

@@ -1,0 +1,88 @@
+"""Chart `latency`: how TTFT, TPOT and E2EL are distributed over the finished requests of a run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from kvsim.study.plots.select import Selection
+from kvsim.study.plots.style import legend_above, line_style, new_figure
+from kvsim.study.plots.timeline import read_columns
+from kvsim.study.results import REQUESTS
+
+MOST_POINTS = 500  # of a curve
+GUIDES = (50, 99)
+
+
+class Measure(NamedTuple):
+    column: str
+    label: str
+    per_ms: float
+
+
+MEASURES = (
+    Measure("ttft_ms", "Time to first token (s)", 1e-3),
+    Measure("tpot_ms", "Time per output token (ms)", 1),
+    Measure("e2el_ms", "End-to-end latency (s)", 1e-3),
+)
+
+
+def latency_chart(selection: Selection) -> Figure | None:
+    """None where no request has finished."""
+    columns = tuple(measure.column for measure in MEASURES)
+    tables = [
+        (run.label, table)
+        for run in selection.runs
+        if (table := read_columns(run.point.folder / REQUESTS, columns)) is not None
+        and np.isfinite(table["e2el_ms"]).any()
+    ]
+    measures = [m for m in MEASURES if any(np.isfinite(t[m.column]).any() for _, t in tables)]
+    if not tables:
+        return None
+    figure = new_figure(2.3 if len(tables) < 4 else 2.5)
+    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    for axes, measure in zip(grid, measures, strict=True):
+        for place, (_, table) in enumerate(tables):
+            _curve(axes, table[measure.column] * measure.per_ms, place)
+        axes.set(xscale="log", ylim=(0, 101), xlabel=measure.label)
+        _log_axis(axes)
+        for percent in GUIDES:
+            axes.axhline(percent, color="#C8C8C8", linewidth=0.5, zorder=0)
+    grid[0].set_yticks((0, 25, 50, 75, 99), ("0", "25", "50", "75", "99"))
+    note = f",\n{selection.note}" if selection.note else ""
+    grid[0].set_ylabel(f"Finished requests (%){note}")
+    if tables[0][0] or len(tables) > 1:
+        handles = grid[0].get_lines()[: len(tables)]
+        legend_above(figure, handles, [label for label, _ in tables])
+    return figure
+
+
+def cumulative(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distribution of finite values as points of a step curve: value, percent at or below.
+
+    Above MOST_POINTS values only as many order statistics are kept, each at its own height.
+    """
+    ordered = np.sort(values[np.isfinite(values)])
+    count = min(len(ordered), MOST_POINTS)
+    rank = np.linspace(1, len(ordered), count).round().astype(np.int64) if count else np.arange(0)
+    return ordered[rank - 1], rank * 100 / max(len(ordered), 1)
+
+
+def _curve(axes: Axes, values: np.ndarray, place: int) -> None:
+    at, percent = cumulative(values)
+    style = line_style(place)
+    at, percent = np.append(at[:1], at), np.append(np.zeros(len(at[:1])), percent)
+    axes.plot(at, percent, color=style.color, linestyle=style.linestyle, drawstyle="steps-post")
+
+
+def _log_axis(axes: Axes) -> None:
+    """Plain numbers at decades; at 2 and 5 too where less than two decades are shown."""
+    low, high = axes.get_xlim()
+    subs = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

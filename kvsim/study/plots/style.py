@@ -1,0 +1,131 @@
+"""How the charts look: sizes, colours, line styles, names, and files without dates."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+WIDTH_IN = 7.0  # two columns of a paper
+DPI = 200
+INK, FAINT = "#222222", "#8A8A8A"
+CHAR_IN = 0.068  # mean width of a character of 8 pt
+RC = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same on every machine
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 3,
+    "axes.labelpad": 3,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "grid.linewidth": 0.4,
+    "grid.color": "#DDDDDD",
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.8,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "legend.columnspacing": 1.4,
+    "legend.handletextpad": 0.6,
+    "legend.borderaxespad": 0.2,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.04,
+    "svg.hashsalt": "kvsim",
+    "svg.fonttype": "path",
+}
+
+
+class LineStyle(NamedTuple):
+    color: str
+    linestyle: str | tuple
+    marker: str
+
+
+LINE_STYLES = (  # Okabe and Ito's colours, darkened where they would be too light for a line
+    LineStyle("#0072B2", "-", "o"),
+    LineStyle("#D55E00", (0, (4, 1.5)), "s"),
+    LineStyle("#009E73", (0, (5, 1.2, 1, 1.2)), "^"),
+    LineStyle("#000000", (0, (1, 1)), "D"),
+    LineStyle("#B8558F", (0, (7, 1.5, 1, 1.2, 1, 1.2)), "v"),
+    LineStyle("#E69F00", "-", "X"),
+    LineStyle("#56B4E9", (0, (4, 1.5)), "P"),
+    LineStyle("#777777", (0, (5, 1.2, 1, 1.2)), "*"),
+)
+
+
+def line_style(place: int) -> LineStyle:
+    return LINE_STYLES[place % len(LINE_STYLES)]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style, and nothing of the user's own, while the block runs."""
+    session = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
+    default = {k: v for k, v in matplotlib.rcParamsDefault.items() if k not in session}
+    with matplotlib.rc_context({**default, **RC}):
+        yield
+
+
+def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """The figure as PNG and SVG, without date or version."""
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    figure.savefig(png, dpi=DPI, metadata={"Software": None})
+    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return [png, svg]
+
+
+def wrapped(name: str, width: int, lines: int) -> str:
+    """A name in at most `lines` lines of `width` characters; the rest is cut with an ellipsis."""
+    soft = name.replace("_", "_\u200b").replace("/", "/\u200b")
+    parts = textwrap.wrap(
+        soft.replace("\u200b", " \u200b"), width, max_lines=lines, placeholder="\u2026"
+    )
+    return "\n".join(part.replace(" \u200b", "").replace("\u200b", "") for part in parts)
+
+
+def legend_above(figure: Figure, handles: list, labels: list[str]) -> None:
+    """A legend over all panels, in as many columns as the width allows."""
+    labels = [wrapped(label, 48, 2) for label in labels]
+    widths = [max(map(len, label.split("\n")), default=0) * CHAR_IN + 0.5 for label in labels]
+    columns = len(labels)
+    while columns > 1 and _legend_in(widths, columns) > figure.get_figwidth():
+        columns -= 1
+    columns = -(-len(labels) // -(-len(labels) // columns))  # even rows
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def _legend_in(widths: list[float], columns: int) -> float:
+    rows = -(-len(widths) // columns)  # legends fill column by column
+    return sum(max(widths[at : at + rows]) for at in range(0, len(widths), rows))

@@ -1,0 +1,170 @@
+"""Tables for the screen: one run as a block, many side by side."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kvsim.study.results import Point
+from kvsim.study.tables import SLOT_KINDS
+
+KIND_TITLES = {
+    "token": "tokens",
+    "reserved": "reserved",
+    "internal": "internal",
+    "external": "external",
+    "cached": "cached",
+    "free": "free",
+}
+
+
+def print_points(points: list[Point]) -> None:
+    """Where memory goes and what follows, a row each point."""
+    console = Console(width=_width(), highlight=False)
+    keys = list(points[0].at)
+    names = [key.rsplit(".", 1)[-1] for key in keys]
+    memory = _table("Where the KV memory goes (mean % of the pool)", names)
+    for kind in SLOT_KINDS:
+        memory.add_column(KIND_TITLES[kind], justify="right")
+    memory.add_column("batch", justify="right")
+    memory.add_column("preempted", justify="right")
+    memory.add_column("hit tokens", justify="right")
+    memory.add_column("bound by", justify="left")
+    speed = _table("What follows", names)
+    for title in (
+        "done", "refused", "req/s", "out tok/s", "norm. latency\ns/token", "TTFT ms\np50",
+        "TTFT ms\np99", "TPOT ms\nmean", "E2EL s\nmean",
+    ):  # fmt: skip
+        speed.add_column(title, justify="right")
+    last = None
+    for point in points:
+        s = point.summary
+        if last not in (None, point.variant) and keys:
+            memory.add_section()
+            speed.add_section()
+        last = point.variant
+        label = [point.variant or "run", *(_value(point.at[key]) for key in keys)]
+        memory.add_row(
+            *label,
+            *(_percent(s["waste"][kind]) for kind in SLOT_KINDS),
+            _number(s["batch_size_mean"], 1),
+            _number(s["preemptions"], 0),
+            _number(s["hit_tokens"], 0),
+            f"{s['binding_limit']} {_percent(s['limit_shares'][s['binding_limit']])}%",
+        )
+        speed.add_row(
+            *label,
+            _number(s["completed"], 0),
+            _number(s["failed"], 0),
+            _number(s["request_throughput"], 2),
+            _number(s["output_throughput"], 0),
+            _number(s["normalized_latency_s"], 3),
+            _number(s["median_ttft_ms"], 0),
+            _number(s["p99_ttft_ms"], 0),
+            _number(s["mean_tpot_ms"], 1),
+            _number(_scaled(s["mean_e2el_ms"], 1e-3), 1),
+        )
+    console.print(memory)
+    console.print(speed)
+    _print_warnings(console, points)
+
+
+def print_summary(summary: dict) -> None:
+    """One run, in the order and with the words of `vllm bench serve`, then its memory."""
+    console = Console(width=_width(), highlight=False)
+    s = summary
+    block = Table(box=box.SIMPLE_HEAD, title=_title(s), title_justify="left", title_style="bold")
+    block.add_column("figure")
+    block.add_column("value", justify="right")
+    for name, value in (
+        ("Successful requests", _number(s["completed"], 0)),
+        ("Refused / unfinished requests", f"{s['failed']:,} / {s['unfinished']:,}"),
+        ("Duration (s)", _number(s["duration"], 2)),
+        ("Total input tokens", _number(s["total_input_tokens"], 0)),
+        ("Total output tokens", _number(s["total_output_tokens"], 0)),
+        ("Request throughput (req/s)", _number(s["request_throughput"], 2)),
+        ("Output throughput (tok/s)", _number(s["output_throughput"], 1)),
+        ("Total token throughput (tok/s)", _number(s["total_token_throughput"], 1)),
+        ("Normalized latency (s/token)", _number(s["normalized_latency_s"], 4)),
+    ):
+        block.add_row(name, value)
+    if s["slo_share"] is not None:
+        block.add_row("Goodput (req/s)", _number(s["request_goodput"], 2))
+        block.add_row("Requests that meet the SLO (%)", _percent(s["slo_share"]))
+    console.print(block)
+    times = Table(box=box.SIMPLE_HEAD)
+    times.add_column("ms")
+    marks = ("mean", "median", "std", "p90", "p95", "p99")
+    for mark in marks:
+        times.add_column(mark, justify="right")
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        times.add_row(name.upper(), *(_number(s[f"{mark}_{name}_ms"], 1) for mark in marks))
+    console.print(times)
+    waste = ", ".join(
+        f"{KIND_TITLES[kind]} {_percent(s['waste'][kind])}" for kind in SLOT_KINDS
+    )
+    slots = s["num_blocks"] * s["block_size"]
+    console.print(f"KV pool {s['num_blocks']:,} x {s['block_size']} = {slots:,} tokens: {waste} %")
+    console.print(
+        f"Batch mean {_number(s['batch_size_mean'], 1)}, peak {s['batch_size_peak']}; waiting peak "
+        f"{s['num_waiting_peak']}; preemptions {s['preemptions']}, recomputed tokens "
+        f"{s['recomputed_tokens']:,} ({_percent(s['recomputed_share'])} %); hit tokens "
+        f"{s['hit_tokens']:,} ({_percent(s['hit_share'])} %)"
+    )
+    shares = ", ".join(
+        f"{name} {_percent(share)}" for name, share in s["limit_shares"].items() if share
+    )
+    console.print(f"Bound by: {shares} % of the time")
+    _print_warnings(console, [Point("", {}, None, s)])
+
+
+def _print_warnings(console: Console, points: list[Point]) -> None:
+    said = []
+    for point in points:
+        s, name = point.summary, point.variant or "run"
+        reasons = ", ".join(f"{count:,} {why}" for why, count in s["refused"].items() if count)
+        if reasons:
+            said.append(f"{name}: refused {reasons}; they are in no other figure")
+        if s["unfinished"]:
+            said.append(f"{name}: {s['unfinished']:,} requests unfinished when it stopped")
+        if s["ended_by_length"]:
+            said.append(f"{name}: {s['ended_by_length']:,} answers outgrew their reservation")
+    notes = dict.fromkeys(note for point in points for note in point.summary["notes"])
+    for line in [*dict.fromkeys(said), *(f"workload: {note}" for note in notes)]:
+        console.print(f"note: {line}", markup=False)
+
+
+def _table(title: str, keys: list[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for key in keys:
+        table.add_column(key, justify="right")
+    return table
+
+
+def _title(s: dict) -> str:
+    return f"{s['engine']}, {s['policy']}, {s['num_prompts']:,} requests, seed {s['seed']}"
+
+
+def _width() -> int | None:
+    """The terminal's own, where it is one; wide enough for any table elsewhere."""
+    import sys
+
+    return None if sys.stdout.isatty() else 160
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,157 @@
+"""A finished run, or a comparison of many, as a folder: written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.engine.plan import LIMITS
+from kvsim.errors import UserError
+from kvsim.sim.feed import Outcome
+from kvsim.study.tables import Run, Table
+
+CONFIG, SUMMARY, POINTS = "config.yaml", "summary.json", "points.json"
+REQUESTS, STEPS, CHARTS = "requests.parquet", "steps.parquet", "charts"
+
+
+class Point(NamedTuple):
+    """One run of a results folder.
+
+    `variant` names the policy compared ("" in a run of one), `at` the swept values by key path,
+    `folder` holds its requests.parquet and steps.parquet, `summary` its figures.
+    """
+
+    variant: str
+    at: dict[str, object]
+    folder: Path
+    summary: dict
+
+
+@contextmanager
+def new_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A temporary folder that becomes `target` when the block ends well, and vanishes if not.
+
+    Raises UserError if target exists and may not be replaced, or cannot be made.
+    """
+    if target.exists() and not overwrite:
+        raise UserError(f"{target}: already exists; choose another -o, or add --overwrite")
+    if target.exists() and not _is_results(target):
+        raise UserError(f"{target}: not a results folder of kvsim; it is not overwritten")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+    try:
+        yield made
+        made.chmod(0o777 & ~_umask())
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_results(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    return not any(folder.iterdir()) or (folder / CONFIG).is_file()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_run(folder: Path, config_text: str, run: Run, summary: dict) -> None:
+    """config.yaml, summary.json, requests.parquet and steps.parquet of one run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(config_text)
+    write_json(folder / SUMMARY, summary)
+    _write_parquet(folder / REQUESTS, _named(_with_latencies(run), "outcome", _OUTCOMES))
+    _write_parquet(folder / STEPS, _named(run.steps, "limit", LIMITS))
+
+
+def write_points(folder: Path, config_text: str, points: list[Point]) -> None:
+    """config.yaml and points.json of a comparison or sweep; the runs lie in folders below."""
+    (folder / CONFIG).write_text(config_text)
+    rows = [
+        {
+            "variant": point.variant,
+            "at": point.at,
+            "folder": point.folder.relative_to(folder).as_posix(),
+            "summary": point.summary,
+        }
+        for point in points
+    ]
+    write_json(folder / POINTS, rows)
+
+
+def read_points(folder: Path) -> list[Point]:
+    """The runs of a results folder. Raises UserError if it is none."""
+    try:
+        if (folder / POINTS).is_file():
+            rows = json.loads((folder / POINTS).read_text())
+            return [
+                Point(row["variant"], row["at"], folder / row["folder"], row["summary"])
+                for row in rows
+            ]
+        return [Point("", {}, folder, json.loads((folder / SUMMARY).read_text()))]
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: not a results folder: neither {SUMMARY} nor {POINTS} in it"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: its {SUMMARY} or {POINTS} is damaged: {error}") from None
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+_OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
+
+
+def _with_latencies(run: Run) -> dict[str, object]:
+    """The requests table with ids and, for what finished, latencies in ms."""
+    table, workload = run.requests, run.log.workload
+    is_finished = table["outcome"] <= Outcome.LENGTH
+    arrival, finish, first = (table[f"{k}_ns"] for k in ("arrival", "finish", "first_token"))
+    answer = table["answer_tokens"]
+
+    def latency(ns: np.ndarray, there: np.ndarray, per: np.ndarray | int = 1) -> np.ndarray:
+        out = np.full(len(ns), np.nan)
+        np.divide(ns / 1e6, per, out=out, where=there)
+        return out
+
+    ids = [workload.request_id(index) for index in range(len(workload))]
+    return {
+        "request_id": ids,
+        **table,
+        "ttft_ms": latency(first - arrival, is_finished),
+        "tpot_ms": latency(finish - first, is_finished & (answer > 1), np.maximum(answer - 1, 1)),
+        "e2el_ms": latency(finish - arrival, is_finished),
+    }
+
+
+def _named(table: Table | dict, column: str, names: tuple[str, ...]) -> dict:
+    import pyarrow as pa
+
+    codes = pa.array(table[column].astype(np.int8))
+    return {**table, column: pa.DictionaryArray.from_arrays(codes, pa.array(names))}
+
+
+def _write_parquet(path: Path, columns: dict) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path, compression="zstd")

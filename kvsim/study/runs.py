@@ -1,0 +1,112 @@
+"""Running experiments: one point in this process, many over local processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kvsim import __version__
+from kvsim.config.build import build_engine, build_route, build_workload
+from kvsim.config.loading import Source, load, resolved_text
+from kvsim.config.models import Experiment
+from kvsim.errors import UserError
+from kvsim.sim.run import simulate
+from kvsim.study.metrics import Slo, summarize, window_of
+from kvsim.study.results import Point, write_run
+from kvsim.study.tables import expand
+
+Progress = Callable[[int, int], None]
+
+STANDARD_VARIANTS: dict[str, dict] = {
+    "contiguous max": {"kv.policy": {"kind": "contiguous", "reserve": "max"}},
+    "contiguous pow2": {"kv.policy": {"kind": "contiguous", "reserve": "pow2"}},
+    "contiguous oracle": {"kv.policy": {"kind": "contiguous", "reserve": "oracle"}},
+    "paged": {"kv.policy": {"kind": "paged"}},
+    "paged + sharing": {"kv.policy": {"kind": "paged_sharing"}},
+}
+"""What `kvsim compare` sets side by side where the file has no `compare`: the paper's baselines
+over a buddy allocator, PagedAttention without and with sharing."""
+
+
+def run_point(source: Source, out: Path, on_progress: Progress | None = None) -> dict:
+    """Simulate one experiment and write its folder; returns its summary. Raises UserError."""
+    experiment = load(source)
+    workload = build_workload(experiment, source.folder)
+    if not len(workload):
+        raise UserError(f"{source.name}: workload: no requests")
+    stop_s = experiment.measure.stop_s
+    log = simulate(
+        workload,
+        build_engine(experiment, workload),
+        num_replicas=experiment.replicas.count,
+        route=build_route(experiment.replicas),
+        stop_ns=None if stop_s is None else round(stop_s * 1e9),
+        on_progress=on_progress,
+    )
+    measure = experiment.measure
+    run = expand(log, measure.booking)
+    window = window_of(run, measure.warmup_s, measure.cooldown_s)
+    figures = summarize(run, window, Slo(**experiment.slo.model_dump()))
+    summary = _header(experiment, len(workload), workload.notes) | figures
+    write_run(out, resolved_text(experiment), run, summary)
+    return summary
+
+
+def run_points(
+    points: list[tuple[str, dict, Source]], out: Path, jobs: int, on_progress: Progress
+) -> list[Point]:
+    """Simulate every point into a folder of its own under `out`, `jobs` at a time."""
+    import joblib
+
+    folders = [out / name for name in _folder_names(points)]
+    tasks = (
+        joblib.delayed(_numbered)(number, source, folder)
+        for number, ((_, _, source), folder) in enumerate(zip(points, folders, strict=True))
+    )
+    summaries: dict[int, dict] = {}
+    done: Iterator = joblib.Parallel(
+        n_jobs=min(jobs, len(points)), return_as="generator_unordered", batch_size=1
+    )(tasks)
+    for number, outcome in done:
+        if isinstance(outcome, UserError):
+            raise outcome
+        summaries[number] = outcome
+        on_progress(len(summaries), len(points))
+    return [
+        Point(variant, at, folder, summaries[number])
+        for number, ((variant, at, _), folder) in enumerate(zip(points, folders, strict=True))
+    ]
+
+
+def _numbered(number: int, source: Source, out: Path) -> tuple[int, dict | UserError]:
+    try:
+        return number, run_point(source, out)
+    except UserError as error:  # an exception with arguments of its own would not travel
+        return number, UserError(str(error))
+
+
+def _folder_names(points: list[tuple[str, dict, Source]]) -> list[str]:
+    """A readable, distinct folder name for each point."""
+    names: list[str] = []
+    for number, (variant, at, _) in enumerate(points):
+        parts = [variant, *(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in at.items())]
+        words = re.sub(r"[^\w.=-]+", "-", "_".join(part for part in parts if part)).strip("-.")
+        names.append(f"{number:03d}_{words[:80]}" if words else f"{number:03d}")
+    return names
+
+
+def _header(experiment: Experiment, num_requests: int, notes: list[str]) -> dict:
+    """What the figures belong to."""
+    return {
+        "kvsim": __version__,
+        "engine": experiment.engine.preset or "custom",
+        "policy": experiment.kv.policy.kind,
+        "block_size": experiment.kv.block_size,
+        "num_blocks": experiment.kv.num_blocks,
+        "num_replicas": experiment.replicas.count,
+        "seed": experiment.seed,
+        "num_prompts": num_requests,
+        "booking": experiment.measure.booking,
+        "notes": notes,
+    }

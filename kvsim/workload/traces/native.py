@@ -1,0 +1,198 @@
+"""kvsim's own trace format, read: CSV or Parquet with one request a row.
+
+Columns by name: `arrival_s` (seconds, up to nine decimals) or `arrival_ns`, `prompt_tokens`,
+`output_tokens`; optional `request_id`, `num_samples`, `session` (-1 or blank: none), `after` (the
+row number, from 0, of the request whose end this one waits for; -1 or blank: none), `think_s` or
+`think_ns`, and `spans`: the prompt as `stream:start:length` joined by `;`, where a number is
+shared text and `aj` is the answer of row j (`a12:0:40`). Blank `spans`: text that nobody shares.
+Parquet holds the same columns, with times in `_ns` as int64. Written by native_write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvsim.engine.request import Span, answer_stream
+from kvsim.errors import TraceError
+from kvsim.workload.traces.chunk import Chunk, Rows
+from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.numbers import Field, time_field, tokens_field
+from kvsim.workload.traces.options import ReadOptions
+from kvsim.workload.traces.records import Records, checked, csv_header, csv_records
+from kvsim.workload.traces.source import Source
+
+LENGTHS = ("prompt_tokens", "output_tokens")
+TIMES = {"arrival": ("arrival_s", "arrival_ns"), "think": ("think_s", "think_ns")}
+WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+SPAN = r"a?\d{1,18}:\d{1,18}:\d{1,10}"
+SPANS = re.compile(f"{SPAN}(?:;{SPAN})*", re.ASCII)
+
+
+def read_native(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[Chunk]:
+    if source.is_parquet:
+        header, blocks = _parquet(source, ledger)
+    else:
+        header = csv_header(source.head)
+        blocks = csv_records(source, LENGTHS, ledger)
+    arrival = _time_column(source, header, "arrival")
+    if arrival is None:
+        raise TraceError(f"{source.name}:1: the header has no column arrival_s")
+    think = _time_column(source, header, "think")
+    fields = [arrival, *(tokens_field(name) for name in LENGTHS)]
+    if "num_samples" in header:
+        fields.append(_whole_field("num_samples", 1, 1))
+    for name in ("after", "session"):
+        if name in header:
+            fields.append(_whole_field(name, -1, -1))
+    if think is not None:
+        fields.append(think)
+    names = [field.name.removesuffix("_s").removesuffix("_ns") for field in fields]
+    num_rows = 0
+    for records in blocks:
+        columns = dict(zip(names, checked(records, fields, ledger), strict=True))
+        chunk = Chunk(
+            source.name,
+            records.lines,
+            columns["arrival"],
+            columns["prompt_tokens"],
+            columns["output_tokens"],
+            num_samples=columns.get("num_samples"),
+            after=columns.get("after"),
+            think_ns=columns.get("think"),
+            session=columns.get("session"),
+            ids=list(records.columns["request_id"]) if "request_id" in header else None,
+        )
+        if "spans" in header:
+            chunk = _with_spans(chunk, records.columns["spans"], num_rows, ledger)
+        _check_after(chunk, num_rows, ledger)
+        num_rows += len(chunk)
+        yield chunk
+
+
+def _time_column(source: Source, header: list[str], kind: str) -> Field | None:
+    found = [name for name in TIMES[kind] if name in header]
+    if len(found) == 2:
+        raise TraceError(f"{source.name}:1: the header has both {' and '.join(found)}")
+    if not found:
+        return None
+    field = time_field(found[0], "ns" if found[0].endswith("_ns") else "s")
+    if kind == "arrival":
+        return field
+
+    def parse(value: object) -> int:
+        ns = 0 if value == "" else field.parse(value)
+        if ns < 0:
+            raise BadRow(field.name, value, "is below 0")
+        return ns
+
+    def bulk(values: Sequence[object]) -> np.ndarray | None:
+        ns = field.bulk(values)
+        return ns if ns is None or not len(ns) or ns.min() >= 0 else None
+
+    return Field(field.name, parse, bulk)
+
+
+def _whole_field(name: str, blank: int, lowest: int) -> Field:
+    def parse(value: object) -> int:
+        text = str(value).strip()
+        if text == "":
+            return blank
+        if not WHOLE.fullmatch(text) or int(text) < lowest:
+            raise BadRow(name, value, f"is not a whole number >= {lowest}")
+        return int(text)
+
+    def bulk(values: Sequence[object]) -> np.ndarray | None:
+        try:
+            return np.array([parse(value) for value in values], np.int64)
+        except BadRow:
+            return None
+
+    return Field(name, parse, bulk)
+
+
+def _check_after(chunk: Chunk, first_row: int, ledger: Ledger) -> None:
+    if chunk.after is None:
+        return
+    wrong = np.flatnonzero(chunk.after >= np.arange(first_row, first_row + len(chunk)))
+    if len(wrong):
+        where = f"{chunk.name}:{int(chunk.lines[wrong[0]])}"
+        raise TraceError(f"{where}: after: {int(chunk.after[wrong[0]])} is not an earlier row")
+    if ledger.dropped and (chunk.after >= 0).any():
+        raise TraceError(f"{chunk.name}: after: counts rows, so none can be skipped before it")
+
+
+def _with_spans(chunk: Chunk, texts: Sequence[object], first_row: int, ledger: Ledger) -> Chunk:
+    """The chunk with its prompts' spans; they must add up, so a bad one ends the reading."""
+    rows = Rows(chunk.name)
+    counts = np.zeros(len(chunk), np.int64)
+    for i, text in enumerate(texts):
+        text = str(text).strip() if text is not None else ""
+        if not text:
+            continue
+        try:
+            spans = _spans(text, int(chunk.prompt_tokens[i]), first_row + i)
+        except BadRow as fault:
+            ledger.bad(chunk.name, int(chunk.lines[i]), fault)
+            raise TraceError(f"{chunk.name}:{int(chunk.lines[i])}: {fault.text()}") from None
+        counts[i] = len(spans)
+        rows.spans.extend(spans)
+    if rows.spans:
+        chunk.spans = np.array(rows.spans, np.int64).reshape(-1, 3)
+        chunk.span_counts = counts
+    return chunk
+
+
+def _spans(text: str, prompt_tokens: int, row: int) -> list[Span]:
+    if not SPANS.fullmatch(text):
+        raise BadRow("spans", text, "is not stream:start:length joined by ;")
+    spans = [_span(part, row) for part in text.split(";")]
+    total = sum(span.length for span in spans)
+    if total != prompt_tokens:
+        raise BadRow("spans", total, f"tokens where prompt_tokens is {prompt_tokens}")
+    return spans
+
+
+def _span(text: str, row: int) -> Span:
+    stream, start, length = text.split(":")
+    if not stream.startswith("a"):
+        return Span(int(stream), int(start), int(length))
+    if int(stream[1:]) >= row:
+        raise BadRow("spans", text, "quotes an answer that no earlier row gives")
+    return Span(answer_stream(int(stream[1:])), int(start), int(length))
+
+
+def _parquet(source: Source, ledger: Ledger) -> tuple[list[str], Iterator[Records]]:
+    import pyarrow as pa  # here: most runs read no Parquet, and the import takes 0.1 s
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(source.path)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{source.name}: not Parquet: {' '.join(str(error).split())}") from None
+    header = list(file.schema_arrow.names)
+    absent = [name for name in LENGTHS if name not in header]
+    if absent:
+        raise TraceError(f"{source.name}: no column {', '.join(absent)}")
+
+    def batches() -> Iterator[Records]:
+        row = 1
+        try:
+            for batch in file.iter_batches(1 << 16):
+                lines = np.arange(row, row + batch.num_rows, dtype=np.int64)
+                row += batch.num_rows
+                ledger.read += batch.num_rows
+                columns = {name: _texts(batch.column(name)) for name in header}
+                yield Records(source.name, lines, columns)
+        except (pa.ArrowException, OSError) as error:
+            raise TraceError(
+                f"{source.name}: damaged Parquet: {' '.join(str(error).split())}"
+            ) from None
+
+    return header, batches()
+
+
+def _texts(column: object) -> list[str]:
+    return ["" if value is None else str(value) for value in column.to_pylist()]  # type: ignore[attr-defined]

@@ -1,0 +1,208 @@
+"""WEKA traces (kv-cache-tester): agent sessions as JSON, one a file, one a line, or a folder.
+
+A session's `requests` have `t` (seconds from its start), `in`, `out` and `hash_ids` of its 64-token
+blocks, floor(in / 64) of them; what is left of the prompt is private. Ids are local to a file
+unless `hash_id_scope` says else. By default a request arrives `think_time` after the answer before
+it (closed loop); sessions: open replays `t`. Files do not say when a session began: all begin at 0.
+Nested agents (`type: subagent`) are left out and counted, or, with subagents, run beside their
+parent from the pause after its last answer on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvsim.engine.request import Span
+from kvsim.errors import TraceError
+from kvsim.workload.traces.block_ids import BlockIds
+from kvsim.workload.traces.chunk import Chunk, Rows, private
+from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.numbers import DIGITS_BELOW, MISSING, nanoseconds, tokens
+from kvsim.workload.traces.options import ReadOptions
+from kvsim.workload.traces.records import decoded, json_records
+from kvsim.workload.traces.source import Source, open_source, text_blocks
+
+BLOCK_SIZE = 64
+SECONDS = DIGITS_BELOW["s"]
+MAX_THINK_NS = 2**62
+
+
+def read_weka(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[Chunk]:
+    reader = _Reader(options, ledger)
+    for file in _files(source):
+        for name, session in _sessions(file, ledger):
+            yield reader.session(name, session)
+    reader.report()
+
+
+def _files(source: Source) -> Iterator[Source]:
+    if not source.path.is_dir():
+        yield source
+        return
+    for path in sorted(source.path.iterdir()):
+        if path.is_file() and path.name.removesuffix(".gz").endswith((".json", ".jsonl")):
+            yield open_source(path)
+
+
+def _sessions(source: Source, ledger: Ledger) -> Iterator[tuple[str, dict[str, object]]]:
+    first = source.head.lstrip().split("\n", 1)
+    if len(first) == 1 or first[0].rstrip().endswith("}"):  # a session a line
+        many = len(first) > 1 and bool(first[1].strip())
+        for records in json_records(source, ledger):
+            for line, row in zip(records.lines.tolist(), records.objects or [], strict=True):
+                yield (f"{source.name}:{line}" if many else source.name), row
+        return
+    try:
+        session = decoded("".join(text_blocks(source)))
+    except BadRow as fault:
+        raise TraceError(f"{source.name}: {fault.rule}") from None
+    if not isinstance(session, dict):
+        raise TraceError(f"{source.name}: not a JSON object")
+    ledger.read += 1
+    yield source.name, session
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The last request of a chain: where its answer ended, as far as the file tells."""
+
+    row: int = -1
+    t_ns: int = 0
+    api_ns: int = 0
+
+
+class _Reader:
+    def __init__(self, options: ReadOptions, ledger: Ledger) -> None:
+        self.options = options
+        self.ledger = ledger
+        self.rows = Rows("")
+        self.ids = BlockIds()
+        self.num_sessions = 0
+        self.num_left_out = 0
+        ledger.facts["subagents"] = 0
+
+    def session(self, name: str, session: dict[str, object]) -> Chunk:
+        """One session's requests. A session counts as one row read a request."""
+        requests = session.get("requests")
+        self.ledger.read -= 1
+        self.rows.name = name
+        if not isinstance(requests, list):
+            raise TraceError(f"{name}: requests: no such list: not a WEKA session")
+        size = session.get("block_size", BLOCK_SIZE)
+        if type(size) is not int or not 0 < size < 2**31:
+            raise TraceError(f"{name}: block_size: not a whole number above 0")
+        if session.get("hash_id_scope", "local") == "local":
+            self.ids = BlockIds(self.ids.end)
+        self._chain(name, requests, size, str(session.get("id", name)), _Turn(), 0)
+        return self.rows.take()
+
+    def report(self) -> None:
+        if self.num_left_out:
+            self.ledger.note(
+                f"{self.ledger.facts['subagents']} nested agents left out with "
+                f"{self.num_left_out} requests (subagents: true adds them)"
+            )
+        if self.options.sessions != "open":
+            self.ledger.note("turns arrive think_time after the answer before them (closed loop)")
+        if self.num_sessions > 1:
+            self.ledger.note("the files do not say when sessions began: every one begins at 0")
+
+    def _chain(
+        self, name: str, requests: list[object], size: int, label: str, last: _Turn, start_ns: int
+    ) -> None:
+        number = self.num_sessions
+        self.num_sessions += 1
+        for i, request in enumerate(requests):
+            try:
+                if not isinstance(request, dict):
+                    raise BadRow("request", None, "is not an object")
+                if request.get("type") == "subagent":
+                    self._agent(name, request, size, f"{label}/{i}", last, start_ns)
+                    continue
+                self.ledger.read += 1
+                last = self._request(request, size, f"{label}/{i}", number, last, start_ns, i + 1)
+            except BadRow as fault:
+                self.ledger.bad(name, f"requests[{i}]", fault)
+
+    def _agent(
+        self,
+        name: str,
+        agent: dict[str, object],
+        size: int,
+        label: str,
+        last: _Turn,
+        start_ns: int,
+    ) -> None:
+        nested = agent.get("requests")
+        if not isinstance(nested, list):
+            raise BadRow("requests", None, "is not a list")
+        if any(isinstance(one, dict) and one.get("type") == "subagent" for one in nested):
+            raise BadRow("requests", None, "has an agent within an agent")
+        self.ledger.facts["subagents"] += 1
+        if not self.options.subagents:
+            self.num_left_out += len(nested)
+            return
+        begin_ns = start_ns + nanoseconds(agent.get("t", MISSING), SECONDS, "t")
+        self._chain(name, nested, size, label, last, begin_ns)
+
+    def _request(
+        self,
+        request: dict[str, object],
+        size: int,
+        label: str,
+        session: int,
+        last: _Turn,
+        start_ns: int,
+        line: int,
+    ) -> _Turn:
+        t_ns = start_ns + nanoseconds(request.get("t", MISSING), SECONDS, "t")
+        if abs(t_ns) > MAX_THINK_NS:
+            raise BadRow("t", t_ns, "is outside the clock (int64 nanoseconds)")
+        prompt_tokens = tokens(request.get("in", MISSING), "in")
+        output_tokens = tokens(request.get("out", MISSING), "out")
+        api_ns = _optional_ns(request, "api_time") or 0
+        think_ns = _optional_ns(request, "think_time")
+        if think_ns is None or (start_ns and t_ns == start_ns):
+            think_ns = max(0, t_ns - last.t_ns - last.api_ns)
+        is_closed = self.options.sessions != "open" and last.row >= 0
+        spans = self._spans(request, prompt_tokens, size)
+        row = self.rows.add(
+            line,
+            t_ns,
+            prompt_tokens,
+            output_tokens,
+            after=last.row if is_closed else -1,
+            think_ns=min(think_ns, MAX_THINK_NS) if is_closed else 0,
+            session=session,
+            request_id=label,
+            spans=spans,
+        )
+        return _Turn(row, t_ns, api_ns)
+
+    def _spans(self, request: dict[str, object], prompt_tokens: int, size: int) -> list[Span]:
+        ids = request.get("hash_ids") or []
+        if not isinstance(ids, list) or any(type(one) is not int or one < 0 for one in ids):
+            raise BadRow("hash_ids", None, "not a list of whole numbers >= 0")
+        if ids and len(ids) != prompt_tokens // size:
+            raise BadRow(
+                "hash_ids",
+                len(ids),
+                f"ids where floor(in / {size}) is {prompt_tokens // size}",
+                reason=f"not floor(in / {size}) ids",
+            )
+        if not ids:
+            return []
+        spans = [Span(stream, 0, size) for stream in self.ids.streams_of(ids)]
+        rest = prompt_tokens - size * len(ids)
+        return [*spans, Span(private(self.rows.index), 0, rest)] if rest else spans
+
+
+def _optional_ns(request: dict[str, object], name: str) -> int | None:
+    value = request.get(name)
+    if value is None:
+        return None
+    ns = nanoseconds(value, SECONDS, name)
+    if ns < 0:
+        raise BadRow(name, value, "is below 0")
+    return ns
