@@ -14,12 +14,13 @@ class DecodeSet:
     and its length then, so that its length now is a subtraction and a step of the whole set is
     `clock += 1`. In one phase of every `block_size` steps a member takes a block; members of one
     phase stand in one bucket, in batch order, so the bucket of a clock names exactly who takes a
-    block then.
+    block then: `buckets[clock % block_size]`, and those who fill their last block then stand in
+    the bucket after it.
 
     `joined` and `left` list the changes since the last plan, for whoever keeps a batch of its own.
     """
 
-    __slots__ = ("_base", "_buckets", "block_size", "clock", "joined", "left", "num_seqs")
+    __slots__ = ("_base", "block_size", "buckets", "clock", "joined", "left", "num_seqs")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -28,7 +29,7 @@ class DecodeSet:
         self.joined: list[Sequence] = []
         self.left: list[Sequence] = []
         self._base = 0  # sum over members of (length - clock)
-        self._buckets: list[dict[int, Sequence]] = [{} for _ in range(block_size)]
+        self.buckets: list[dict[int, Sequence]] = [{} for _ in range(block_size)]
 
     @property
     def context(self) -> int:
@@ -37,7 +38,7 @@ class DecodeSet:
 
     def join(self, seq: Sequence) -> None:
         base = seq.num_tokens - self.clock
-        bucket = self._buckets[(1 - base) % self.block_size]
+        bucket = self.buckets[(1 - base) % self.block_size]
         is_behind = bool(bucket) and next(reversed(bucket)) > seq.order
         bucket[seq.order] = seq
         if is_behind:
@@ -53,7 +54,7 @@ class DecodeSet:
         """Take seq out, its counts brought up to now."""
         self.sync(seq)
         base = seq.num_tokens - self.clock
-        del self._buckets[(1 - base) % self.block_size][seq.order]
+        del self.buckets[(1 - base) % self.block_size][seq.order]
         seq.joined_at = -1
         self._base -= base
         self.num_seqs -= 1
@@ -65,20 +66,13 @@ class DecodeSet:
         seq.num_computed = seq.num_tokens - 1
         seq.joined_at = self.clock
 
-    def growing(self, clock: int) -> Iterable[Sequence]:
-        """Members whose step at `clock` starts a new block, in batch order."""
-        return self._buckets[clock % self.block_size].values()
-
-    def num_growing(self, clock: int) -> int:
-        return len(self._buckets[clock % self.block_size])
-
-    def filling(self, clock: int) -> Iterable[Sequence]:
-        """Members whose step at `clock` fills their last block, in batch order."""
-        return self._buckets[(clock + 1) % self.block_size].values()
+    def growing(self, clock: int) -> dict[int, Sequence]:
+        """Members whose step at `clock` starts a new block, by batch order and in it."""
+        return self.buckets[clock % self.block_size]
 
     def members(self) -> list[Sequence]:
         """Everyone in batch order, with counts brought up to now; costs what walking costs."""
-        everyone = sorted((s for b in self._buckets for s in b.values()), key=lambda s: s.order)
+        everyone = sorted((s for b in self.buckets for s in b.values()), key=lambda s: s.order)
         for seq in everyone:
             self.sync(seq)
         return everyone

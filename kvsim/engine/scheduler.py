@@ -89,12 +89,12 @@ class Scheduler:
         """Give every running sequence its next tokens, oldest first. Who finds no memory preempts
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
-        if self.partial:
-            wanted = self._share_budget(plan)
-            wanted += [(seq, 1) for seq in kv.growing(decodes)]
+        wanted = self._share_budget(plan) if self.partial else []
+        growing = kv.growing(decodes)
+        is_first = not wanted or not growing or growing[-1].order < wanted[0][0].order
+        if not (is_first and kv.grow_all(decodes)):
+            wanted += [(seq, 1) for seq in growing]
             wanted.sort(key=lambda pair: pair[0].order)
-        else:
-            wanted = [(seq, 1) for seq in kv.growing(decodes)]
         for seq, num_new in wanted:
             if seq.state is not State.RUNNING:  # preempted by one before it
                 continue
@@ -109,8 +109,9 @@ class Scheduler:
                 plan.moves += moves
                 if seq.joined_at < 0:
                     plan.work.append(Work(seq, num_new))
+                    plan.token_budget -= num_new
         kv.filled(decodes)
-        plan.token_budget -= decodes.num_seqs + sum(work.num_new for work in plan.work)
+        plan.token_budget -= decodes.num_seqs
         if plan.preempted:
             plan.limit = KV_MEMORY
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -79,9 +80,8 @@ class Replica:
 
     def _num_over(self, now_ns: int) -> int:
         """Steps of the promise that ended before now; at one instant arrivals come first."""
-        ends = accumulate(self._durations, initial=self._start_ns)
-        next(ends)
-        return sum(1 for end in ends if end < now_ns)
+        ends = list(accumulate(self._durations, initial=self._start_ns))
+        return bisect_left(ends, now_ns, 1) - 1
 
     def _keep(self, num_steps: int) -> None:
         if num_steps < len(self._durations):

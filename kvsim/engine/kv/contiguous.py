@@ -95,6 +95,9 @@ class Contiguous:
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
         return []
 
+    def grow_all(self, decodes: DecodeSet) -> bool:
+        return True
+
     def filled(self, decodes: DecodeSet) -> None:
         pass
 

@@ -117,7 +117,10 @@ class Paged:
         seq.num_sealed = 0
 
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
-        return list(decodes.growing(decodes.clock))
+        return list(decodes.growing(decodes.clock).values())
+
+    def grow_all(self, decodes: DecodeSet) -> bool:
+        return self._grow_bucket(decodes.growing(decodes.clock))
 
     def filled(self, decodes: DecodeSet) -> None:
         if self._index is not None:
@@ -130,23 +133,20 @@ class Paged:
         rounds = free // num_seqs  # in `period` steps every member takes one block
         free -= rounds * num_seqs
         steps = 1 + rounds * period
-        while (taken := decodes.num_growing(decodes.clock + steps)) <= free and steps < limit:
+        while (taken := len(decodes.growing(decodes.clock + steps))) <= free and steps < limit:
             free -= taken
             steps += 1
         return min(steps, limit)
 
     def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
         taken = []
-        pool, unkeyed = self._pool, self._pool.unkeyed
+        buckets, size = decodes.buckets, self.block_size
         for clock in range(decodes.clock + 1, decodes.clock + num_steps):
-            count = decodes.num_growing(clock)
-            taken.append(count)
-            if count > len(unkeyed):
-                for seq in decodes.growing(clock):
-                    seq.blocks.append(pool.take_one())
-            elif count:
-                for seq in decodes.growing(clock):
-                    seq.blocks.append(unkeyed.pop())
+            bucket = buckets[clock % size]
+            taken.append(len(bucket))
+            if bucket:
+                is_granted = self._grow_bucket(bucket)
+                assert is_granted, "headroom promised this step"
             if self._index is not None:
                 self._seal_filling(decodes, clock)
         return taken
@@ -166,8 +166,22 @@ class Paged:
         if self._index is not None:
             self._index.seal(seq, min(num_tokens, seq.num_tokens) // self.block_size)
 
+    def _grow_bucket(self, bucket: dict[int, Sequence]) -> bool:
+        """A block for each, in batch order; False and nothing changed if that is too many."""
+        pool = self._pool
+        unkeyed = pool.unkeyed
+        if len(bucket) <= len(unkeyed):
+            for seq in bucket.values():
+                seq.blocks.append(unkeyed.pop())
+            return True
+        if len(bucket) > pool.num_free:
+            return False
+        for seq in bucket.values():
+            seq.blocks.append(pool.take_one())
+        return True
+
     def _seal_filling(self, decodes: DecodeSet, clock: int) -> None:
-        for seq in decodes.filling(clock):
+        for seq in decodes.growing(clock + 1).values():  # who grows next fills its block now
             length = seq.num_tokens + clock - seq.joined_at
             self._index.seal(seq, length // self.block_size)
 

@@ -63,6 +63,10 @@ class KVCachePolicy(Protocol):
         """Members of the decode set that need memory in its next step, in batch order."""
         ...
 
+    def grow_all(self, decodes: DecodeSet) -> bool:
+        """Grow all of `growing`, one after the other, or none: False if memory runs out."""
+        ...
+
     def filled(self, decodes: DecodeSet) -> None:
         """The next step of the set was granted: blocks that it fills may be shared from now on."""
         ...

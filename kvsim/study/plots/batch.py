@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kvsim.study.plots.select import Selection, Shown
 from kvsim.study.plots.style import FAINT, LINE_STYLES, new_figure, wrapped
 from kvsim.study.plots.timeline import (
-    axis_end_ns,
     bins_of,
     num_replicas,
     read_steps,
@@ -20,8 +20,12 @@ from kvsim.study.plots.timeline import (
     time_edges_ns,
 )
 
+ROW_IN = (1.6, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8)  # height of one of so many rows
 COUNTS = ("num_running", "num_waiting", "num_preempted")
 RUNNING, PREEMPTED, WAITING = LINE_STYLES[0].color, LINE_STYLES[1].color, "#444444"
+
+LINE = {"baseline": None, "linewidth": 0.8, "clip_on": False, "zorder": 3}  # 0 lies on the axis
+TICK = {"color": PREEMPTED, "linestyle": "", "marker": 3, "markersize": 3, "markeredgewidth": 0.4}
 
 
 class Track(NamedTuple):
@@ -38,23 +42,22 @@ class Track(NamedTuple):
 
 def batch_chart(selection: Selection) -> Figure | None:
     """None where no run has made a step."""
-    axis_ns = axis_end_ns([run.point.folder for run in selection.runs])
-    bins = bins_of(2 * len(selection.runs))
-    tracks = [t for run in selection.runs if (t := _track(run, axis_ns, bins)) is not None]
-    if not tracks:
+    time = time_axis([run.point.folder for run in selection.runs], selection.note)
+    if time is None:
         return None
-    label, divisor = time_axis(axis_ns, selection.note)
-    figure = new_figure(0.5 + (1.6 if len(tracks) == 1 else 0.95) * len(tracks))
+    bins = bins_of(2 * len(selection.runs))
+    tracks = [t for run in selection.runs if (t := _track(run, time.end_ns, bins)) is not None]
+    figure = new_figure(0.5 + ROW_IN[min(len(tracks), len(ROW_IN)) - 1] * len(tracks))
     grid = figure.subplots(len(tracks), 2, sharex=True, sharey="col", squeeze=False)
     for (left, right), track in zip(grid, tracks, strict=True):
-        _row(left, right, track, divisor)
-    grid[0, 0].set_xlim(0, axis_ns / divisor)
+        _row(left, right, track, time.unit_ns)
+    grid[0, 0].set_xlim(0, time.end_ns / time.unit_ns)
     for axes, name in zip(grid[0], ("running", "waiting"), strict=True):
         most = max(float(getattr(track, name).max()) for track in tracks)
         axes.set_ylim(0, max(1.0, 1.1 * most))
-    if any(track.num_replicas > 1 for track in tracks):
-        label += "; sequences per replica"
-    figure.supxlabel(label, fontsize=8)
+        axes.yaxis.set_major_locator(MaxNLocator(4 if len(tracks) == 1 else 3, integer=True))
+    each = "; sequences per replica" if any(t.num_replicas > 1 for t in tracks) else ""
+    figure.supxlabel(time.label + each, fontsize=8)
     figure.align_ylabels(grid)
     return figure
 
@@ -78,17 +81,16 @@ def _track(run: Shown, axis_ns: int, bins: int) -> Track | None:
 
 def _row(left: Axes, right: Axes, track: Track, divisor: float) -> None:
     edges = track.edges_ns / divisor
-    left.stairs(track.running, edges, color=RUNNING, linewidth=0.8)
-    right.stairs(track.waiting, edges, color=WAITING, linewidth=0.8)
+    left.stairs(track.running, edges, color=RUNNING, **LINE)
+    right.stairs(track.waiting, edges, color=WAITING, **LINE)
     left.set(ylabel="Running")
     right.set(ylabel="Waiting")
-    left.set_title(wrapped(track.run.label, 34, 1))
+    left.set_title(wrapped(track.run.label, 28, 2))
     mean = track.run.point.summary["batch_size_mean"]
     if mean is not None:
         left.set_title(f"mean batch {mean:.1f}", loc="right", color=FAINT)
     if track.num_preempted:
         at = ((edges[1:] + edges[:-1]) / 2)[track.preempted > 0]
-        frame = right.get_xaxis_transform()
-        right.vlines(at, 0.95, 1.0, colors=PREEMPTED, linewidth=0.5, transform=frame, zorder=0)
+        right.plot(at, np.ones_like(at), **TICK, transform=right.get_xaxis_transform())
         plural = "s" if track.num_preempted > 1 else ""
         right.set_title(f"{track.num_preempted:,} preemption{plural}", loc="right", color=PREEMPTED)

@@ -20,7 +20,7 @@ class KindStyle(NamedTuple):
 KIND_STYLES = {
     "token": KindStyle("Token states", "#0B4F8A", "", "none", "white"),
     "reserved": KindStyle("Reservation", "#8CC4EA", "", "none", "black"),
-    "internal": KindStyle("Internal frag.", "#D55E00", "////", "#FFFFFF", "black"),
+    "internal": KindStyle("Internal frag.", "#E0722A", "////", "#6E2A00", "black"),
     "external": KindStyle("External frag. & others", "#F5C75B", "\\\\\\\\", "#7A5A00", "black"),
     "cached": KindStyle("Cached", "#3FA38A", "", "none", "black"),
     "free": KindStyle("Free", "#EDEDED", "", "none", "black"),

@@ -7,15 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvsim.study.plots.select import Selection
-from kvsim.study.plots.style import legend_above, line_style, new_figure
+from kvsim.study.plots.style import legend_above, line_style, log_ticks, new_figure
 from kvsim.study.plots.timeline import read_columns
 from kvsim.study.results import REQUESTS
+from kvsim.study.tables import Table
 
 MOST_POINTS = 500  # of a curve
 GUIDES = (50, 99)
+SHOWN = (0.5, 99.5)
 
 
 class Measure(NamedTuple):
@@ -43,13 +44,13 @@ def latency_chart(selection: Selection) -> Figure | None:
     measures = [m for m in MEASURES if any(np.isfinite(t[m.column]).any() for _, t in tables)]
     if not tables:
         return None
-    figure = new_figure(2.3 if len(tables) < 4 else 2.5)
+    figure = new_figure(2.2)
     grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, measure in zip(grid, measures, strict=True):
         for place, (_, table) in enumerate(tables):
             _curve(axes, table[measure.column] * measure.per_ms, place)
-        axes.set(xscale="log", ylim=(0, 101), xlabel=measure.label)
-        _log_axis(axes)
+        axes.set(xscale="log", xlim=_limits(tables, measure), ylim=(0, 101), xlabel=measure.label)
+        log_ticks(axes.xaxis, *axes.get_xlim())
         for percent in GUIDES:
             axes.axhline(percent, color="#C8C8C8", linewidth=0.5, zorder=0)
     grid[0].set_yticks((0, 25, 50, 75, 99), ("0", "25", "50", "75", "99"))
@@ -79,10 +80,13 @@ def _curve(axes: Axes, values: np.ndarray, place: int) -> None:
     axes.plot(at, percent, color=style.color, linestyle=style.linestyle, drawstyle="steps-post")
 
 
-def _log_axis(axes: Axes) -> None:
-    """Plain numbers at decades; at 2 and 5 too where less than two decades are shown."""
-    low, high = axes.get_xlim()
-    subs = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+def _limits(tables: list[tuple[str, Table]], measure: Measure) -> tuple[float, float]:
+    """Between the SHOWN percentiles of all runs: a few stragglers would squeeze the rest."""
+    ends = [
+        np.percentile(values[np.isfinite(values)], SHOWN) * measure.per_ms
+        for _, table in tables
+        if np.isfinite(values := table[measure.column]).any()
+    ]
+    low, high = np.min(ends), np.max(ends)
+    margin = max((high / low) ** 0.03, 1.05)
+    return low / margin, high * margin

@@ -12,7 +12,6 @@ from kvsim.study.plots.kinds import KIND_STYLES, LEAST_SHOWN, kind_handles
 from kvsim.study.plots.select import Selection
 from kvsim.study.plots.style import CHAR_IN, WIDTH_IN, legend_above, new_figure, wrapped
 from kvsim.study.plots.timeline import (
-    axis_end_ns,
     bins_of,
     memory_shares,
     read_steps,
@@ -35,24 +34,23 @@ class Panel(NamedTuple):
 
 def memory_chart(selection: Selection) -> Figure | None:
     """None where no run has made a step."""
-    axis_ns = axis_end_ns([run.point.folder for run in selection.runs])
-    panels = _panels(selection, axis_ns)
-    if not panels:
+    time = time_axis([run.point.folder for run in selection.runs], selection.note)
+    if time is None:
         return None
+    panels = _panels(selection, time.end_ns)
     kinds = [k for k in SLOT_KINDS if any(p.shares[k].mean() >= LEAST_SHOWN for p in panels)]
     columns = COLUMNS_OF.get(len(panels), 2)
     rows = -(-len(panels) // columns)
-    figure = new_figure(0.7 + (1.5 if rows < 3 else 1.1) * rows)
+    figure = new_figure(0.5 + (1.5 if rows < 3 else 1.1) * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    label, divisor = time_axis(axis_ns, selection.note)
     for axes, panel in zip(grid, panels, strict=False):
-        _stack(axes, panel.edges_ns / divisor, [(k, panel.shares[k] * 100) for k in kinds])
+        _stack(axes, panel.edges_ns / time.unit_ns, [(k, panel.shares[k] * 100) for k in kinds])
         axes.set_title(wrapped(panel.label, int(WIDTH_IN / columns / CHAR_IN * 0.85), 2))
     for place, axes in enumerate(grid):
         axes.set_visible(place < len(panels))
         axes.tick_params(labelbottom=place + columns >= len(panels))
-    grid[0].set(xlim=(0, axis_ns / divisor), ylim=(0, 100), yticks=(0, 50, 100))
-    figure.supxlabel(label, fontsize=8)
+    grid[0].set(xlim=(0, time.end_ns / time.unit_ns), ylim=(0, 100), yticks=(0, 50, 100))
+    figure.supxlabel(time.label, fontsize=8)
     figure.supylabel("Share of the KV cache (%)", fontsize=8)
     legend_above(figure, *kind_handles(kinds))
     return figure

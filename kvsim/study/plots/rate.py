@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from kvsim.study.plots.select import is_number, is_rate, setting
-from kvsim.study.plots.style import FAINT, legend_above, line_style, new_figure
+from kvsim.study.plots.style import FAINT, legend_above, line_style, log_ticks, new_figure
 from kvsim.study.results import Point
 
 KNEE_S = 0.5  # s/token at which the paper reads off a system's sustained rate
@@ -30,7 +30,7 @@ def rate_chart(points: list[Point]) -> Figure | None:
         return None
     key = swept[0]
     curves = _curves(points, key)
-    figure = new_figure(2.6)
+    figure = new_figure(2.4)
     left, right = figure.subplots(1, 2)
     throughput = "request_throughput" if is_rate(key) else "output_throughput"
     _plot(left, curves, throughput)
@@ -45,7 +45,7 @@ def rate_chart(points: list[Point]) -> Figure | None:
     else:
         left.set_ylabel("Output throughput (tokens/s)")
     right.set_ylabel("Normalized latency (s/token)")
-    _latency_axis(right)
+    _latency_axis(right, curves)
     if len(curves) > 1 or curves[0].label:
         legend_above(figure, left.get_lines()[: len(curves)], [c.label for c in curves])
     return figure
@@ -117,10 +117,20 @@ def _offered(axes: Axes, high: float) -> None:
     )
 
 
-def _latency_axis(axes: Axes) -> None:
+def _latency_axis(axes: Axes, curves: list[Curve]) -> None:
+    """Logarithmic, over a factor of 5 at least; with KNEE_S where latencies come near it."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    latencies = [s["normalized_latency_s"] for curve in curves for _, s in curve.points]
+    known = [latency for latency in latencies if latency is not None]
+    if not known:
+        return
+    low, high = min(known) / 1.3, max(known) * 1.3
+    stretch = max(5 * low / high, 1) ** 0.5
+    low, high = low / stretch, high * stretch
+    axes.set_ylim(low, high)
+    log_ticks(axes.yaxis, low, high)
+    if not low < KNEE_S < high / 1.2:
+        return
     axes.axhline(KNEE_S, color=FAINT, linewidth=0.6, zorder=1)
     axes.annotate(
         f"{KNEE_S:g} s/token",

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 WIDTH_IN = 7.0  # two columns of a paper
 DPI = 200
-INK, FAINT = "#222222", "#8A8A8A"
+LEGEND_ROW_IN = 0.17
+INK, FAINT = "#222222", "#6E6E6E"
 CHAR_IN = 0.068  # mean width of a character of 8 pt
 RC = {
     "font.family": "sans-serif",
@@ -107,25 +110,35 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def wrapped(name: str, width: int, lines: int) -> str:
-    """A name in at most `lines` lines of `width` characters; the rest is cut with an ellipsis."""
-    soft = name.replace("_", "_\u200b").replace("/", "/\u200b")
-    parts = textwrap.wrap(
-        soft.replace("\u200b", " \u200b"), width, max_lines=lines, placeholder="\u2026"
-    )
-    return "\n".join(part.replace(" \u200b", "").replace("\u200b", "") for part in parts)
+    """A name in at most `lines` lines of `width` characters; what is too long loses its middle."""
+    kept, rows = len(name), textwrap.wrap(name, width)
+    while len(rows) > lines:
+        kept -= 1
+        tail = kept // 2
+        rows = textwrap.wrap(f"{name[: kept - tail]}\u2026{name[-tail:]}", width)
+    return "\n".join(rows)
 
 
 def legend_above(figure: Figure, handles: list, labels: list[str]) -> None:
-    """A legend over all panels, in as many columns as the width allows."""
+    """A legend over all panels, in as many columns as the width allows; the figure grows by it."""
     labels = [wrapped(label, 48, 2) for label in labels]
-    widths = [max(map(len, label.split("\n")), default=0) * CHAR_IN + 0.5 for label in labels]
+    widths = [max(map(len, label.split("\n"))) * CHAR_IN + 0.5 for label in labels]
     columns = len(labels)
     while columns > 1 and _legend_in(widths, columns) > figure.get_figwidth():
         columns -= 1
-    columns = -(-len(labels) // -(-len(labels) // columns))  # even rows
+    rows = -(-len(labels) // columns)
+    columns = -(-len(labels) // rows)  # even rows
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * rows)
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def _legend_in(widths: list[float], columns: int) -> float:
     rows = -(-len(widths) // columns)  # legends fill column by column
     return sum(max(widths[at : at + rows]) for at in range(0, len(widths), rows))
+
+
+def log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers at the decades of a logarithmic axis; at 2 and 5 too where these are few."""
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

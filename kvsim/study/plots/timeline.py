@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +17,12 @@ NS_PER_S = 1e9
 LONGEST_SHOWN = 1.5
 
 
+class TimeAxis(NamedTuple):
+    end_ns: int
+    label: str
+    unit_ns: float
+
+
 def read_columns(path: Path, names: tuple[str, ...]) -> Table | None:
     """Columns of a parquet file; None where it is absent or has no rows."""
     if not path.is_file():
@@ -22,24 +30,26 @@ def read_columns(path: Path, names: tuple[str, ...]) -> Table | None:
     table = pq.read_table(path, columns=list(names))
     if not table.num_rows:
         return None
-    return {
-        name: table[name].to_numpy()
-        if not str(table[name].type).startswith("dictionary")
-        else np.array(table[name].to_pylist())
-        for name in names
-    }
+    return {name: table[name].to_numpy() for name in names}
 
 
 def read_steps(folder: Path, names: tuple[str, ...]) -> Table | None:
     return read_columns(folder / STEPS, (*SPANS, *names))
 
 
-def axis_end_ns(folders: list[Path]) -> int:
-    """Where a time axis shared by runs ends: with the longest, but a run that drains its queue for
-    long is cut at LONGEST_SHOWN times the shortest. 0 if none has made a step."""
+def time_axis(folders: list[Path], note: str) -> TimeAxis | None:
+    """The axis that runs share: it ends with the longest, but runs that drain their queue for long
+    are cut at LONGEST_SHOWN times the shortest. None where no run has made a step."""
     tables = (read_columns(folder / STEPS, ("end_ns",)) for folder in folders)
     ends = [int(table["end_ns"].max()) for table in tables if table is not None]
-    return int(min(max(ends), LONGEST_SHOWN * min(ends))) if ends else 0
+    if not ends:
+        return None
+    end_ns = round(min(max(ends), LONGEST_SHOWN * min(ends)))
+    span_s = end_ns / NS_PER_S
+    name, seconds = ("s", 1) if span_s <= 1800 else ("min", 60) if span_s <= 14400 else ("h", 3600)
+    cut = "longer runs are cut" if end_ns < max(ends) else ""
+    label = "; ".join(filter(None, (", ".join(filter(None, (f"Time ({name})", note))), cut)))
+    return TimeAxis(end_ns, label, seconds * NS_PER_S)
 
 
 def time_edges_ns(steps: Table, axis_ns: int, num_bins: int) -> np.ndarray:
@@ -63,22 +73,42 @@ def binned_mean(
     return np.diff(integral) / np.diff(edges_ns)
 
 
-def replica_means(
-    steps: Table, name: str, edges_ns: np.ndarray, *, until_next: bool = False
-) -> np.ndarray:
-    """binned_mean of a column, averaged over the replicas; 0 while a replica has no step.
+def replica_means(steps: Table, name: str, edges_ns: np.ndarray) -> np.ndarray:
+    """binned_mean of a column, averaged over the replicas; 0 while a replica has no step."""
+    return _averaged(steps, name, edges_ns, binned_mean)
 
-    With `until_next` a value lasts until the next step of its replica, or the last bin's end.
+
+def cached_means(steps: Table, edges_ns: np.ndarray) -> np.ndarray:
+    """As replica_means, of cached_slots, which outlive the work of a replica: between two steps as
+    many as the one or the other had, whichever is more, and after the last what it had.
+
+    A lower bound: steps do not tell what the very last requests of a busy spell leave.
     """
+    return _averaged(steps, "cached_slots", edges_ns, _binned_mean_bridged)
+
+
+def _averaged(
+    steps: Table,
+    name: str,
+    edges_ns: np.ndarray,
+    mean: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+) -> np.ndarray:
     first = np.flatnonzero(np.diff(steps["replica"], prepend=-1))
     last = np.append(first[1:], len(steps["replica"]))
     total = np.zeros(len(edges_ns) - 1)
     for low, high in zip(first, last, strict=True):
-        start, end = steps["start_ns"][low:high], steps["end_ns"][low:high]
-        if until_next:
-            end = np.append(start[1:], max(int(edges_ns[-1]), int(end[-1])))
-        total += binned_mean(start, end, steps[name][low:high], edges_ns)
+        start, end, values = (steps[key][low:high] for key in ("start_ns", "end_ns", name))
+        total += mean(start, end, values, edges_ns)
     return total / num_replicas(steps)
+
+
+def _binned_mean_bridged(
+    start_ns: np.ndarray, end_ns: np.ndarray, values: np.ndarray, edges_ns: np.ndarray
+) -> np.ndarray:
+    next_ns = np.append(start_ns[1:], max(int(edges_ns[-1]), int(end_ns[-1])))
+    between = np.maximum(values, np.append(values[1:], 0))
+    spans = np.column_stack([start_ns, end_ns]).ravel(), np.column_stack([end_ns, next_ns]).ravel()
+    return binned_mean(*spans, np.column_stack([values, between]).ravel(), edges_ns)
 
 
 def num_replicas(steps: Table) -> int:
@@ -89,29 +119,18 @@ def memory_shares(steps: Table, edges_ns: np.ndarray) -> dict[str, np.ndarray]:
     """Shares of the pool by kind in each bin; they add up to 1.
 
     An idle replica has an empty pool: free, or external under the booking that calls all free
-    memory of a contiguous pool so. Its cached slots stay what they were in its last step, which
-    leaves out what the very last requests of a busy spell add to the cache.
+    memory of a contiguous pool so. What is cached stays (cached_means).
     """
     pool = float(sum(int(steps[f"{kind}_slots"][0]) for kind in SLOT_KINDS))
     rest = "free" if steps["free_slots"].any() or not steps["external_slots"].any() else "external"
     shares = {
-        kind: replica_means(steps, f"{kind}_slots", edges_ns, until_next=kind == "cached") / pool
+        kind: replica_means(steps, f"{kind}_slots", edges_ns) / pool
         for kind in SLOT_KINDS
-        if kind != rest
+        if kind not in (rest, "cached")
     }
+    shares["cached"] = cached_means(steps, edges_ns) / pool
     shares[rest] = np.clip(1 - sum(shares.values()), 0, 1)
     return {kind: shares[kind] for kind in SLOT_KINDS}
-
-
-def time_axis(axis_ns: int, note: str) -> tuple[str, float]:
-    """The label of a time axis, and the ns of its unit: seconds, minutes or hours."""
-    units = (
-        ("s", NS_PER_S, 1800),
-        ("min", 60 * NS_PER_S, 4 * 3600),
-        ("h", 3600 * NS_PER_S, np.inf),
-    )
-    name, unit_ns = next((n, ns) for n, ns, most_s in units if axis_ns <= most_s * NS_PER_S)
-    return ", ".join(filter(None, (f"Time ({name})", note))), unit_ns
 
 
 def bins_of(num_panels: int) -> int:

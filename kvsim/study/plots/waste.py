@@ -23,7 +23,7 @@ def waste_chart(selection: Selection) -> Figure | None:
     if not bars:
         return None
     kinds = [k for k in SLOT_KINDS if any(waste[k] >= LEAST_SHOWN for _, waste in bars)]
-    figure = new_figure(0.75 + BAR_IN * len(bars))
+    figure = new_figure(0.55 + BAR_IN * len(bars))
     axes = figure.add_subplot()
     for row, (_, waste) in enumerate(bars):
         left = 0.0

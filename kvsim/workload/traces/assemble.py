@@ -193,7 +193,8 @@ def _ids(parts: list[Chunk]) -> list[str] | None:
     if all(part.ids is None for part in parts):
         return None
     rows: Iterator[str] = (name for part in parts for name in part.ids or [""] * len(part))
-    return [name or str(i) for i, name in enumerate(rows)]
+    ids = [name or str(i) for i, name in enumerate(rows)]
+    return None if all(name == str(i) for i, name in enumerate(ids)) else ids
 
 
 def _spans(parts: list[Chunk]) -> tuple[np.ndarray | None, np.ndarray | None]:

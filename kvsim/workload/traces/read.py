@@ -29,7 +29,7 @@ from kvsim.workload.traces.timeline import Timeline, dropped_to
 from kvsim.workload.workload import Workload
 
 STRICT = ReadOptions()
-OWN_TEXT = 1 << 61  # converted private streams start here: above any dense stream
+OWN_TEXT = 10**17  # converted private streams start here: above any dense stream
 
 
 def read_trace(

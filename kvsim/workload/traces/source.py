@@ -67,6 +67,8 @@ def open_source(path: str | Path) -> Source:
 
 def text_blocks(source: Source, num_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     """The text, piece by piece, with every line end as a line feed."""
+    if source.is_parquet:
+        raise TraceError(f"{source.name}: a Parquet file, which only format native reads")
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder(source.encoding)(), translate=True
     )

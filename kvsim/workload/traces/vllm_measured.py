@@ -49,7 +49,9 @@ def read_timings(path: str | Path) -> Timings:
     """The measured times of a vllm_measured file; raises TraceError for a bad row."""
     fields = [time_field(f"{name[:-3]}_ts", "s") for name in Timings._fields]
     ledger = Ledger(skip_bad_rows=False)
-    parts = [checked(records, fields, ledger) for records in json_records(open_source(path), ledger)]
+    parts = [
+        checked(records, fields, ledger) for records in json_records(open_source(path), ledger)
+    ]
     ledger.close()
     table = np.concatenate([np.stack(part) for part in parts], axis=1)
     return Timings(*(table - table[0].min()))
