@@ -8,6 +8,25 @@ from pydantic import Field, model_validator
 
 from kvsim.config.base import Model, Positive, PositiveInt
 
+TraceFormat = Literal[
+    "auto",
+    "aiperf",
+    "azure",
+    "burstgpt",
+    "llmservingsim",
+    "mooncake",
+    "native",
+    "qwen",
+    "ragpulse",
+    "servegen",
+    "sharegpt",
+    "sharegpt_lengths",
+    "splitwise",
+    "vidur",
+    "vllm_bench",
+    "vllm_measured",
+    "weka",
+]
 Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -93,7 +112,7 @@ class Replay(Model):
 
     kind: Literal["replay"]
     path: str
-    format: str = "auto"
+    format: TraceFormat = "auto"
     speed: Positive = 1.0
 
 
@@ -171,7 +190,7 @@ class EmpiricalLengths(Model):
 
     kind: Literal["empirical"]
     path: str
-    format: str = "auto"
+    format: TraceFormat = "auto"
 
 
 Lengths = Annotated[
@@ -242,7 +261,7 @@ class TraceWorkload(Model):
 
     kind: Literal["trace"]
     path: str
-    format: str = "auto"
+    format: TraceFormat = "auto"
     speed: Positive = 1.0
     arrivals: (
         Annotated[

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.request import Sequence
 
 COPY = "copy"
+
+LIMITS = ("arrivals", "kv_memory", "max_num_seqs", "max_num_batched_tokens", "static_batch")
+ARRIVALS, KV_MEMORY, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, STATIC_BATCH = range(5)
 
 
 class Work(NamedTuple):
@@ -35,29 +37,41 @@ class BlockMove(NamedTuple):
     target: int
 
 
-@dataclass(slots=True)
 class StepPlan:
     """One step: every member of `decodes` makes one token, and `work` is done beside it.
 
     It names what changed: `joined` and `left` since the plan before, `admitted` and `preempted`
-    now. `limit` is what keeps (or would keep) a request waiting: one of `LIMITS`.
+    now. `limit` is what keeps (or would keep) a request waiting: an index of LIMITS. In a static
+    batch answers already complete (`num_padding_seqs`) still compute, and prompts are filled up
+    to the longest (`num_padding_tokens`).
     """
 
-    decodes: DecodeSet
-    token_budget: int
-    work: list[Work] = field(default_factory=list)
-    moves: list[BlockMove] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    joined: list[Sequence] = field(default_factory=list)
-    left: list[Sequence] = field(default_factory=list)
-    limit: int = 0
-    num_padding_seqs: int = 0  # static batching: answers already complete that still compute
-    num_padding_tokens: int = 0  # static batching: prompts filled up to the longest
+    __slots__ = (
+        "admitted",
+        "decodes",
+        "joined",
+        "left",
+        "limit",
+        "moves",
+        "num_padding_seqs",
+        "num_padding_tokens",
+        "preempted",
+        "token_budget",
+        "work",
+    )
 
-
-LIMITS = ("arrivals", "kv_memory", "max_num_seqs", "max_num_batched_tokens", "static_batch")
-ARRIVALS, KV_MEMORY, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, STATIC_BATCH = range(5)
+    def __init__(self, decodes: DecodeSet, token_budget: int) -> None:
+        self.decodes = decodes
+        self.token_budget = token_budget
+        self.work: list[Work] = []
+        self.moves: list[BlockMove] = []
+        self.admitted: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        self.joined: list[Sequence] = []
+        self.left: list[Sequence] = []
+        self.limit = ARRIVALS
+        self.num_padding_seqs = 0
+        self.num_padding_tokens = 0
 
 
 class StepLoad(NamedTuple):
@@ -73,6 +87,7 @@ class StepLoad(NamedTuple):
 
 
 def load_of(plan: StepPlan) -> StepLoad:
+    """The load of a plan's first step; in each repeat every decoding sequence adds a token."""
     prompt, seqs, context = plan.num_padding_tokens, plan.decodes.num_seqs, plan.decodes.context
     for work in plan.work:
         if work.is_decode:

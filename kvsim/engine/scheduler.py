@@ -90,10 +90,8 @@ class Scheduler:
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
         wanted = self._share_budget(plan) if self.partial else []
-        growing = kv.growing(decodes)
-        is_first = not wanted or not growing or growing[-1].order < wanted[0][0].order
-        if not (is_first and kv.grow_all(decodes)):
-            wanted += [(seq, 1) for seq in growing]
+        if wanted or not kv.grow_all(decodes):
+            wanted += [(seq, 1) for seq in kv.growing(decodes)]
             wanted.sort(key=lambda pair: pair[0].order)
         for seq, num_new in wanted:
             if seq.state is not State.RUNNING:  # preempted by one before it

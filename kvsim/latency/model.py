@@ -24,7 +24,7 @@ class Linear:
     """base + prompt_step (if any prompt) + per_prompt_token * prompt tokens + per_seq * sequences
     + per_context_token * context, as DistServe fits it (docs: step-time model D).
 
-    Not modelled: quadratic attention of long prompts, kernel-choice steps, padding of graphs.
+    base_ms is at least a nanosecond, so that time passes. Not modelled: quadratic attention of long prompts, kernel-choice steps, padding of graphs.
     """
 
     base_ms: float
@@ -40,10 +40,10 @@ class Linear:
             fixed += self.per_prompt_token_ms * MS * load.num_prompt_tokens
         slope = self.per_context_token_us * US
         context = load.context
+        if num_steps == 1:
+            return [round(fixed + slope * context)]
+        end = context + num_decodes * num_steps
         if num_steps <= FEW:
-            return [
-                max(round(fixed + slope * (context + num_decodes * step)), 1)
-                for step in range(num_steps)
-            ]
-        contexts = np.arange(context, context + num_decodes * num_steps, num_decodes)
-        return np.maximum(np.rint(fixed + slope * contexts), 1.0).astype(np.int64).tolist()
+            return [round(fixed + slope * tokens) for tokens in range(context, end, num_decodes)]
+        contexts = np.arange(context, end, num_decodes)
+        return np.rint(fixed + slope * contexts).astype(np.int64).tolist()

@@ -25,23 +25,23 @@ class SimulatedExecutor:
         self._clocks: list[int] = []  # heap of the keys of _ending
 
     def execute(self, plan: StepPlan, max_steps: int) -> StepResult:
+        due = self._due
         for seq in plan.joined:
             self._expect(seq, seq.joined_at + self._missing(seq))
         for seq in plan.left:
-            self._due.pop(seq, None)
+            due.pop(seq, None)
         clock = plan.decodes.clock
         end = self._next_end(clock)
-        steps = max_steps if end is None else min(max_steps, end - clock)
-        finished = []
-        if end == clock + steps:
-            finished = [seq for seq in self._ending[end] if self._due.get(seq) == end]
+        steps, finished = max_steps, []
+        if end is not None and end - clock <= max_steps:
+            steps = end - clock
+            finished = [seq for seq in self._ending[end] if due.get(seq) == end]
         for work in plan.work:
             if work.emits and self._missing(work.seq) == 1:
                 finished.append(work.seq)
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.order)
-        load = load_of(plan)
-        durations = self._latency.step_ns(load, plan.decodes.num_seqs, steps)
+        durations = self._latency.step_ns(load_of(plan), plan.decodes.num_seqs, steps)
         return StepResult(durations, finished)
 
     def _missing(self, seq: Sequence) -> int:
@@ -57,10 +57,13 @@ class SimulatedExecutor:
 
     def _next_end(self, clock: int) -> int | None:
         """The first clock after `clock` at which a member ends."""
+        due = self._due
         while self._clocks:
             end = self._clocks[0]
-            if end > clock and any(self._due.get(seq) == end for seq in self._ending[end]):
-                return end
+            if end > clock:
+                for seq in self._ending[end]:
+                    if due.get(seq) == end:
+                        return end
             heappop(self._clocks)
             del self._ending[end]
         return None

@@ -106,6 +106,9 @@ class Recorder:
             if not work.is_decode:
                 num_prefills += 1
                 num_prompt_tokens += work.num_new
+            if work.emits:
+                self._emit_from(work.seq, step)
+                work.seq.run_end = step
         decodes = plan.decodes.num_seqs
         self._snapshot = (
             decodes + len(plan.work) - num_prefills,
@@ -120,10 +123,6 @@ class Recorder:
             self._resident,
             *scheduler.kv.usage(),
         )
-        for work in plan.work:
-            if work.emits:
-                self._emit_from(work.seq, step)
-                work.seq.run_end = step
 
     def committed(
         self, start_ns: int, durations_ns: list[int], finished: list[Sequence], done: Commit
@@ -134,7 +133,8 @@ class Recorder:
         self._plans.extend((start_ns, num_steps, *self._snapshot))
         self._durations.extend(durations_ns)
         self._taken.append(0)
-        self._taken.extend(done.taken)
+        if done.taken:
+            self._taken.extend(done.taken)
         step = self._num_steps
         self._num_steps += num_steps
         for seq in done.forked:

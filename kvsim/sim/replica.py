@@ -65,12 +65,13 @@ class Replica:
         self.recorder.stopped(self.scheduler)
 
     def _begin(self) -> None:
-        plan = self.scheduler.plan()
-        self.recorder.planned(plan, self.scheduler, self._env.now)
-        steps = self.scheduler.steady_steps(plan) if self._jump else 1
+        now_ns, scheduler = self._env.now, self.scheduler
+        plan = scheduler.plan()
+        self.recorder.planned(plan, scheduler, now_ns)
+        steps = scheduler.steady_steps(plan) if self._jump else 1
         self._durations, self._finished = self.executor.execute(plan, steps)
         self._plan = plan
-        self._start_ns = self._env.now
+        self._start_ns = now_ns
         self._set_alarm(sum(self._durations))
 
     def _cut(self) -> None:
@@ -85,7 +86,7 @@ class Replica:
 
     def _keep(self, num_steps: int) -> None:
         if num_steps < len(self._durations):
-            self._durations = self._durations[:num_steps]
+            del self._durations[num_steps:]
             self._finished = []
 
     def _set_alarm(self, delay_ns: int) -> None:

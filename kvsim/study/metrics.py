@@ -13,15 +13,15 @@ from kvsim.study.tables import SLOT_KINDS, Run, Table
 PERCENTILES = (90, 95, 99)
 
 DEFINITIONS = {
-    "completed": "requests that arrived in the window and finished",
+    "completed": "requests that finished in the window; the figures per request are over these",
     "failed": "requests refused, by reason in `refused`; none of them is in any other figure",
     "unfinished": "requests still waiting or running when the simulation stopped",
     "duration": "length of the window in s: first arrival to last token, less the cuts",
     "total_input_tokens": "prompt tokens of the requests completed",
     "total_output_tokens": "answer tokens made in the window",
-    "request_throughput": "requests finished in the window, per s",
+    "request_throughput": "completed, per s",
     "output_throughput": "answer tokens made in the window, per s",
-    "total_token_throughput": "output_throughput, and prompt tokens of requests finished, per s",
+    "total_token_throughput": "total_output_tokens and total_input_tokens, per s",
     "request_goodput": "completed requests that met every limit of `slo`, per s",
     "slo_share": "share of completed requests that met every limit of `slo`",
     "max_output_tokens_per_s": "most answer tokens made within one whole second",
@@ -79,15 +79,13 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
     """The figures of DEFINITIONS, as plain numbers that JSON can hold."""
     requests = run.requests
     seconds = (window.end_ns - window.start_ns) / 1e9
-    arrived = _within(requests["arrival_ns"], window)
     is_finished = requests["outcome"] <= Outcome.LENGTH
-    done = arrived & is_finished
-    finished_inside = is_finished & _within(requests["finish_ns"], window, closed=True)
+    done = is_finished & _within(requests["finish_ns"], window)
     latency = _latencies(requests, done)
     steps = run.steps
-    inside = _within(steps["end_ns"], window, closed=True)
+    inside = _within(steps["end_ns"], window)
     output_tokens = int(steps["num_tokens"][inside].sum())
-    input_tokens = int(requests["prompt_tokens"][finished_inside].sum())
+    input_tokens = int(requests["prompt_tokens"][done].sum())
     figures: dict[str, object] = {
         "completed": int(done.sum()),
         "failed": int((requests["outcome"] > Outcome.UNFINISHED).sum()),
@@ -98,9 +96,9 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED).sum()),
         "ended_by_length": int((requests["outcome"] == Outcome.LENGTH).sum()),
         "duration": seconds,
-        "total_input_tokens": int(requests["prompt_tokens"][done].sum()),
+        "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
-        "request_throughput": _per(int(finished_inside.sum()), seconds),
+        "request_throughput": _per(int(done.sum()), seconds),
         "output_throughput": _per(output_tokens, seconds),
         "total_token_throughput": _per(output_tokens + input_tokens, seconds),
         "max_output_tokens_per_s": _busiest_second(steps, inside),
@@ -109,7 +107,7 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
     for name in ("ttft", "tpot", "e2el", "queue"):
         figures |= _spread(name, latency[name])
     gaps = run.gaps
-    counted = _within(gaps["end_ns"], window, closed=True) & (gaps["count"] > 0)
+    counted = _within(gaps["end_ns"], window) & (gaps["count"] > 0)
     figures |= _spread("itl", gaps["itl_ns"][counted] / 1e6, gaps["count"][counted])
     figures["normalized_latency_s"] = _mean(latency["normalized"])
     figures |= _goodput(latency, slo, seconds)
@@ -237,11 +235,9 @@ def _percentile(values: np.ndarray, counts: np.ndarray, percent: float) -> float
     return float(below + (above - below) * (place - low))
 
 
-def _within(times_ns: np.ndarray, window: Window, closed: bool = False) -> np.ndarray:
-    """Times in [start, end), or in (start, end] for what ends in the window."""
-    if closed:
-        return (times_ns > window.start_ns) & (times_ns <= window.end_ns)
-    return (times_ns >= window.start_ns) & (times_ns < max(window.end_ns, window.start_ns + 1))
+def _within(times_ns: np.ndarray, window: Window) -> np.ndarray:
+    """Whether what ends at these times ends in the window."""
+    return (times_ns > window.start_ns) & (times_ns <= window.end_ns)
 
 
 def _overlap(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> np.ndarray:

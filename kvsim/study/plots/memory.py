@@ -41,7 +41,7 @@ def memory_chart(selection: Selection) -> Figure | None:
     kinds = [k for k in SLOT_KINDS if any(p.shares[k].mean() >= LEAST_SHOWN for p in panels)]
     columns = COLUMNS_OF.get(len(panels), 2)
     rows = -(-len(panels) // columns)
-    figure = new_figure(0.5 + (1.5 if rows < 3 else 1.1) * rows)
+    figure = new_figure(0.5 + (1.75, 1.5, 1.2, 1.1)[min(rows, 4) - 1] * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, panel in zip(grid, panels, strict=False):
         _stack(axes, panel.edges_ns / time.unit_ns, [(k, panel.shares[k] * 100) for k in kinds])

@@ -24,9 +24,9 @@ class Curve(NamedTuple):
 
 
 def rate_chart(points: list[Point]) -> Figure | None:
-    """None unless exactly one numeric key is swept."""
+    """None unless exactly one numeric key is swept, and some request finished."""
     swept = _swept_numbers(points)
-    if len(swept) != 1:
+    if len(swept) != 1 or all(p.summary["normalized_latency_s"] is None for p in points):
         return None
     key = swept[0]
     curves = _curves(points, key)
@@ -122,8 +122,6 @@ def _latency_axis(axes: Axes, curves: list[Curve]) -> None:
     axes.set_yscale("log")
     latencies = [s["normalized_latency_s"] for curve in curves for _, s in curve.points]
     known = [latency for latency in latencies if latency is not None]
-    if not known:
-        return
     low, high = min(known) / 1.3, max(known) * 1.3
     stretch = max(5 * low / high, 1) ** 0.5
     low, high = low / stretch, high * stretch

@@ -12,11 +12,11 @@ import matplotlib
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 WIDTH_IN = 7.0  # two columns of a paper
 DPI = 200
-LEGEND_ROW_IN = 0.17
+LEGEND_LINE_IN = 0.17
 INK, FAINT = "#222222", "#6E6E6E"
 CHAR_IN = 0.068  # mean width of a character of 8 pt
 RC = {
@@ -128,7 +128,8 @@ def legend_above(figure: Figure, handles: list, labels: list[str]) -> None:
         columns -= 1
     rows = -(-len(labels) // columns)
     columns = -(-len(labels) // rows)  # even rows
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_IN * rows)
+    lines = 1 + max(label.count("\n") for label in labels)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE_IN * rows * lines)
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
@@ -138,7 +139,12 @@ def _legend_in(widths: list[float], columns: int) -> float:
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers at the decades of a logarithmic axis; at 2 and 5 too where these are few."""
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    """Plain numbers on a logarithmic axis: at decades; at 2 and 5 too up to two decades; evenly
+    spaced up to a factor of 5."""
+    if high / low > 5:
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    else:
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -14,11 +14,11 @@ BAR_IN = 0.32
 
 
 def waste_chart(selection: Selection) -> Figure | None:
-    """None where no run has had a pool for any time."""
+    """None where no run has made a step."""
     bars = [
         (run.label, run.point.summary["waste"])
         for run in selection.runs
-        if run.point.summary["waste"]["token"] is not None
+        if run.point.summary["num_steps"]
     ]
     if not bars:
         return None

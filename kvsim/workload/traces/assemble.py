@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.engine.request import answer_stream
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import NO_TIME, PRIVATE, Chunk
-from kvsim.workload.traces.ledger import Ledger
+from kvsim.workload.traces.ledger import Ledger, counted
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.timeline import Timeline, counted, seconds
+from kvsim.workload.traces.reorder import in_order
+from kvsim.workload.traces.timeline import Timeline, seconds
 from kvsim.workload.workload import Workload
 
 PLAIN = {"num_samples": 1, "after": -1, "think_ns": 0, "session": -1}  # neutral values
@@ -35,6 +35,7 @@ def assemble(
     for chunk in chunks:
         timeline.see(chunk)
         chunk.ids = names.unique(chunk.ids)
+        chunk.lines = chunk.lines[:0]  # only errors need them: they would be a column more
         parts.append(chunk)
     ledger.close()
     if not sum(map(len, parts)):
@@ -64,11 +65,6 @@ def assemble(
             f"{seconds(timeline.largest_step_back)} s"
         )
     return workload
-
-
-def answered(stream: int) -> int:
-    """The request whose answer is this stream: answer_stream backwards; arrays too."""
-    return answer_stream(0) - stream
 
 
 class Names:
@@ -108,7 +104,10 @@ def no_requests(origin: Origin, ledger: Ledger) -> str:
 def first_arrival(timeline: Timeline, origin: Origin, options: ReadOptions, ledger: Ledger) -> int:
     """What to take from every stamp, in nanoseconds; says so."""
     if timeline.earliest is None:
-        ledger.note("the source has no arrival times: every request arrives at 0")
+        ledger.note(
+            "the source has no arrival times: every request arrives at 0 "
+            "unless the run sets arrivals"
+        )
         return 0
     if origin.is_absolute or options.rebase:
         if timeline.earliest:
@@ -135,48 +134,6 @@ def note_rows(parts: Iterable[Chunk], timeline: Timeline, ledger: Ledger) -> Non
             f"kept {counted(zero_prompt, 'request')} without prompt tokens and {zero_output} "
             "without output tokens: a run leaves them out"
         )
-
-
-def in_order(workload: Workload) -> Workload:
-    """The same requests by arrival, ties as they stood; a turn stays behind the one before it."""
-    keys = workload.arrival_ns.copy()
-    after = workload.after
-    for row in np.flatnonzero(after >= 0).tolist():
-        keys[row] = max(keys[row], keys[after[row]])
-    order = np.argsort(keys, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    moved = after[order]
-    has = moved >= 0
-    moved[has] = place[moved[has]]
-    spans, offsets = workload.spans, workload.span_offsets
-    if spans is not None and offsets is not None:
-        spans, offsets = _moved_spans(spans, offsets, order, place)
-    return Workload(
-        workload.arrival_ns[order],
-        workload.prompt_tokens[order],
-        workload.output_tokens[order],
-        workload.num_samples[order],
-        moved,
-        workload.think_ns[order],
-        workload.session[order],
-        None if workload.request_ids is None else [workload.request_ids[i] for i in order],
-        spans,
-        offsets,
-        workload.notes,
-    )
-
-
-def _moved_spans(
-    spans: np.ndarray, offsets: np.ndarray, order: np.ndarray, place: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.diff(offsets)[order]
-    new_offsets = np.concatenate([[0], np.cumsum(counts)])
-    within = np.arange(new_offsets[-1]) - np.repeat(new_offsets[:-1], counts)
-    spans = spans[np.repeat(offsets[:-1][order], counts) + within].copy()
-    answers = spans[:, 0] < 0
-    spans[answers, 0] = answer_stream(place[answered(spans[answers, 0])])
-    return spans, new_offsets
 
 
 def _column(parts: list[Chunk], name: str) -> np.ndarray:

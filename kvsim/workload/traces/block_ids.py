@@ -49,18 +49,19 @@ class BlockIds:
             )
         return self.intern(flat), bad
 
-    def intern(self, flat: list[int]) -> np.ndarray:
+    def intern(self, flat: list[int] | np.ndarray) -> np.ndarray:
         """The streams of ids that are whole numbers >= 0."""
         self.num_refs += len(flat)
-        if not flat:
+        if not len(flat):
             return np.zeros(0, np.int64)
         if self.numbers is None:
-            highest = max(flat)
+            highest = int(flat.max()) if isinstance(flat, np.ndarray) else max(flat)
             if highest < 8 * self.num_refs + SLACK:
                 self._grow(highest + 1)
                 return np.array(flat, np.int64) + self.base
             self.numbers = {x: x for x in np.flatnonzero(self.parents != UNSEEN).tolist()}
-        return np.array([self._number(number) for number in flat], np.int64) + self.base
+        numbers = flat.tolist() if isinstance(flat, np.ndarray) else flat
+        return np.array([self._number(number) for number in numbers], np.int64) + self.base
 
     def streams_of(self, ids: list[int]) -> list[int]:
         """The streams of one prompt's ids, watched."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import Chunk
-from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import bulk_tokens, time_field, tokens, tokens_field
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import Records, checked, csv_header, csv_records
@@ -53,8 +53,8 @@ def read_burstgpt(source: Source, options: ReadOptions, ledger: Ledger) -> Itera
         sessions.num_rows += len(chunk)
     if wrong_totals:
         ledger.note(
-            f"{wrong_totals} rows have a Total tokens that is not Request tokens + Response "
-            "tokens; it is not used"
+            "Total tokens, which is not used, differs from Request tokens + Response tokens in "
+            f"{counted(wrong_totals, 'row')}"
         )
 
 

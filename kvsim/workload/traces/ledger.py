@@ -38,6 +38,10 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(slots=True)
 class Ledger:
     """Every row is `read` once and then either kept or `dropped`; readers are its only writers.

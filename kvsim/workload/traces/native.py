@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from kvsim.engine.request import Span, answer_stream
 from kvsim.errors import TraceError
-from kvsim.workload.traces.chunk import Chunk, Rows
+from kvsim.workload.traces.chunk import Chunk
 from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.native_spans import add_spans
 from kvsim.workload.traces.numbers import Field, time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import Records, checked, csv_header, csv_records
@@ -27,8 +28,6 @@ from kvsim.workload.traces.source import Source
 LENGTHS = ("prompt_tokens", "output_tokens")
 TIMES = {"arrival": ("arrival_s", "arrival_ns"), "think": ("think_s", "think_ns")}
 WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
-SPAN = r"a?\d{1,18}:\d{1,18}:\d{1,10}"
-SPANS = re.compile(f"{SPAN}(?:;{SPAN})*", re.ASCII)
 
 
 def read_native(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[Chunk]:
@@ -37,18 +36,7 @@ def read_native(source: Source, options: ReadOptions, ledger: Ledger) -> Iterato
     else:
         header = csv_header(source.head)
         blocks = csv_records(source, LENGTHS, ledger)
-    arrival = _time_column(source, header, "arrival")
-    if arrival is None:
-        raise TraceError(f"{source.name}:1: the header has no column arrival_s")
-    think = _time_column(source, header, "think")
-    fields = [arrival, *(tokens_field(name) for name in LENGTHS)]
-    if "num_samples" in header:
-        fields.append(_whole_field("num_samples", 1, 1))
-    for name in ("after", "session"):
-        if name in header:
-            fields.append(_whole_field(name, -1, -1))
-    if think is not None:
-        fields.append(think)
+    fields = _fields(source, header)
     names = [field.name.removesuffix("_s").removesuffix("_ns") for field in fields]
     num_rows = 0
     for records in blocks:
@@ -63,13 +51,26 @@ def read_native(source: Source, options: ReadOptions, ledger: Ledger) -> Iterato
             after=columns.get("after"),
             think_ns=columns.get("think"),
             session=columns.get("session"),
-            ids=list(records.columns["request_id"]) if "request_id" in header else None,
         )
+        if "request_id" in header:
+            chunk.ids = [str(name) for name in records.columns["request_id"]]
         if "spans" in header:
-            chunk = _with_spans(chunk, records.columns["spans"], num_rows, ledger)
+            add_spans(chunk, [str(text) for text in records.columns["spans"]], num_rows)
         _check_after(chunk, num_rows, ledger)
         num_rows += len(chunk)
         yield chunk
+
+
+def _fields(source: Source, header: list[str]) -> list[Field]:
+    """The number columns that the file has; raises TraceError without an arrival."""
+    arrival, think = (_time_column(source, header, kind) for kind in TIMES)
+    if arrival is None:
+        raise TraceError(f"{source.name}:1: the header has no column arrival_s")
+    fields = [arrival, *(tokens_field(name) for name in LENGTHS)]
+    for name, blank in (("num_samples", 1), ("after", -1), ("session", -1)):
+        if name in header:
+            fields.append(_whole_field(name, blank))
+    return fields if think is None else [*fields, think]
 
 
 def _time_column(source: Source, header: list[str], kind: str) -> Field | None:
@@ -95,13 +96,15 @@ def _time_column(source: Source, header: list[str], kind: str) -> Field | None:
     return Field(field.name, parse, bulk)
 
 
-def _whole_field(name: str, blank: int, lowest: int) -> Field:
+def _whole_field(name: str, blank: int) -> Field:
+    """A whole number from `blank` on, which a cell left blank means."""
+
     def parse(value: object) -> int:
         text = str(value).strip()
         if text == "":
             return blank
-        if not WHOLE.fullmatch(text) or int(text) < lowest:
-            raise BadRow(name, value, f"is not a whole number >= {lowest}")
+        if not WHOLE.fullmatch(text) or int(text) < blank:
+            raise BadRow(name, value, f"is not a whole number >= {blank}")
         return int(text)
 
     def bulk(values: Sequence[object]) -> np.ndarray | None:
@@ -124,58 +127,20 @@ def _check_after(chunk: Chunk, first_row: int, ledger: Ledger) -> None:
         raise TraceError(f"{chunk.name}: after: counts rows, so none can be skipped before it")
 
 
-def _with_spans(chunk: Chunk, texts: Sequence[object], first_row: int, ledger: Ledger) -> Chunk:
-    """The chunk with its prompts' spans; they must add up, so a bad one ends the reading."""
-    rows = Rows(chunk.name)
-    counts = np.zeros(len(chunk), np.int64)
-    for i, text in enumerate(texts):
-        text = str(text).strip() if text is not None else ""
-        if not text:
-            continue
-        try:
-            spans = _spans(text, int(chunk.prompt_tokens[i]), first_row + i)
-        except BadRow as fault:
-            ledger.bad(chunk.name, int(chunk.lines[i]), fault)
-            raise TraceError(f"{chunk.name}:{int(chunk.lines[i])}: {fault.text()}") from None
-        counts[i] = len(spans)
-        rows.spans.extend(spans)
-    if rows.spans:
-        chunk.spans = np.array(rows.spans, np.int64).reshape(-1, 3)
-        chunk.span_counts = counts
-    return chunk
-
-
-def _spans(text: str, prompt_tokens: int, row: int) -> list[Span]:
-    if not SPANS.fullmatch(text):
-        raise BadRow("spans", text, "is not stream:start:length joined by ;")
-    spans = [_span(part, row) for part in text.split(";")]
-    total = sum(span.length for span in spans)
-    if total != prompt_tokens:
-        raise BadRow("spans", total, f"tokens where prompt_tokens is {prompt_tokens}")
-    return spans
-
-
-def _span(text: str, row: int) -> Span:
-    stream, start, length = text.split(":")
-    if not stream.startswith("a"):
-        return Span(int(stream), int(start), int(length))
-    if int(stream[1:]) >= row:
-        raise BadRow("spans", text, "quotes an answer that no earlier row gives")
-    return Span(answer_stream(int(stream[1:])), int(start), int(length))
-
-
 def _parquet(source: Source, ledger: Ledger) -> tuple[list[str], Iterator[Records]]:
     import pyarrow as pa  # here: most runs read no Parquet, and the import takes 0.1 s
     import pyarrow.parquet as pq
 
+    damage = (pa.ArrowException, OSError, ValueError)  # ValueError: text that is no UTF-8
     try:
         file = pq.ParquetFile(source.path)
-    except (pa.ArrowException, OSError) as error:
+        header = list(file.schema_arrow.names)
+    except damage as error:
         raise TraceError(f"{source.name}: not Parquet: {' '.join(str(error).split())}") from None
-    header = list(file.schema_arrow.names)
     absent = [name for name in LENGTHS if name not in header]
-    if absent:
-        raise TraceError(f"{source.name}: no column {', '.join(absent)}")
+    if absent or len(set(header)) < len(header):
+        fault = f"no column {', '.join(absent)}" if absent else "a column twice"
+        raise TraceError(f"{source.name}: {fault}")
 
     def batches() -> Iterator[Records]:
         row = 1
@@ -184,9 +149,9 @@ def _parquet(source: Source, ledger: Ledger) -> tuple[list[str], Iterator[Record
                 lines = np.arange(row, row + batch.num_rows, dtype=np.int64)
                 row += batch.num_rows
                 ledger.read += batch.num_rows
-                columns = {name: _texts(batch.column(name)) for name in header}
+                columns = {name: _values(batch.column(name)) for name in header}
                 yield Records(source.name, lines, columns)
-        except (pa.ArrowException, OSError) as error:
+        except damage as error:
             raise TraceError(
                 f"{source.name}: damaged Parquet: {' '.join(str(error).split())}"
             ) from None
@@ -194,5 +159,9 @@ def _parquet(source: Source, ledger: Ledger) -> tuple[list[str], Iterator[Record
     return header, batches()
 
 
-def _texts(column: object) -> list[str]:
-    return ["" if value is None else str(value) for value in column.to_pylist()]  # type: ignore[attr-defined]
+def _values(column: Any) -> list[Any]:
+    """Whole numbers as they are, anything else as the text that a CSV would hold."""
+    values = column.to_pylist()
+    if set(map(type, values)) == {int}:
+        return values
+    return ["" if value is None else str(value) for value in values]

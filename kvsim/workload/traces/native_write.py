@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import TraceError
-from kvsim.workload.traces.assemble import answered
+from kvsim.workload.traces.reorder import answered
 from kvsim.workload.traces.timeline import seconds
 from kvsim.workload.workload import Workload
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.workload.traces.block_ids import BlockIds
 from kvsim.workload.traces.chunk import Chunk
-from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.mooncake import block_chunk
 from kvsim.workload.traces.numbers import MISSING, Field, time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
@@ -51,7 +51,8 @@ def read_qwen(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[
         yield chunk
     ids.report(ledger)
     if chats.num_orphans:
-        ledger.note(f"{chats.num_orphans} turns name a parent that the file lacks: new sessions")
+        turns = counted(chats.num_orphans, "turn")
+        ledger.note(f"the file lacks the parent of {turns}: each opens a session")
 
 
 class Chats:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from operator import methodcaller
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Records:
 
     name: str
     lines: np.ndarray
-    columns: dict[str, list[str]]
+    columns: dict[str, list[Any]]  # text cells, or numbers where a file has types
     objects: list[dict[str, object]] | None = None
 
     def column(self, name: str) -> Sequence[object]:
@@ -174,19 +175,25 @@ DECODER = json.JSONDecoder(parse_float=_decimal, parse_constant=_no_float)
 def json_records(source: Source, ledger: Ledger) -> Iterator[Records]:
     """The objects of a JSON Lines file; blank lines count as lines, not as rows."""
     for block in line_blocks(source):
-        lines = block.lines
-        numbers = [i for i, line in enumerate(lines) if line and not line.isspace()]
-        texts = lines if len(numbers) == len(lines) else [lines[i] for i in numbers]
-        try:
-            objects = [DECODER.decode(text) for text in texts]
-        except (ValueError, RecursionError):
-            objects = None
-        where = np.array(numbers, np.int64) + block.first
-        if objects is None or set(map(type, objects)) - {dict}:
-            where, objects = _odd_objects(source.name, where.tolist(), texts, ledger)
-        ledger.read += len(objects)
-        if objects:
-            yield Records(source.name, where, {}, objects)
+        records = json_block(source.name, block, ledger)
+        if len(records.lines):
+            yield records
+
+
+def json_block(name: str, block: Lines, ledger: Ledger) -> Records:
+    """The objects of some lines; a line that is none is booked as bad."""
+    lines = block.lines
+    numbers = [i for i, line in enumerate(lines) if line and not line.isspace()]
+    texts = lines if len(numbers) == len(lines) else [lines[i] for i in numbers]
+    try:
+        objects = [DECODER.decode(text) for text in texts]
+    except (ValueError, RecursionError):
+        objects = None
+    where = np.array(numbers, np.int64) + block.first
+    if objects is None or set(map(type, objects)) - {dict}:
+        where, objects = _odd_objects(name, where.tolist(), texts, ledger)
+    ledger.read += len(objects)
+    return Records(name, where, {}, objects)
 
 
 def _odd_objects(

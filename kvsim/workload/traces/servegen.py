@@ -19,7 +19,7 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import Chunk
-from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import DIGITS_BELOW, exact, nanoseconds
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.servegen_pdfs import Lengths, read_lengths
@@ -51,8 +51,8 @@ class Client(NamedTuple):
 def read_servegen(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[Chunk]:
     clients = [_client(pair, ledger) for pair in _pairs(source.path)]
     ledger.note(
-        f"sampled from {len(clients)} ServeGen clients with seed {options.seed}; prompt and answer "
-        "lengths are independent"
+        f"sampled from {counted(len(clients), 'ServeGen client')} with seed {options.seed}; prompt "
+        "and answer lengths are independent"
     )
     samplers = [_Sampler(client, options.seed, ledger) for client in clients]
     end_ns = None if options.duration_s is None else round(options.duration_s * SECOND)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import NO_TIME, Chunk
-from kvsim.workload.traces.ledger import Ledger
+from kvsim.workload.traces.ledger import Ledger, counted
 from kvsim.workload.traces.options import ReadOptions
 
 SECOND = 10**9
@@ -126,7 +126,3 @@ def seconds(ns: int) -> str:
     sign = "-" if ns < 0 else ""
     whole, fraction = divmod(abs(ns), SECOND)
     return f"{sign}{whole}.{fraction:09d}".rstrip("0").rstrip(".")
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

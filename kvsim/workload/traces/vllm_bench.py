@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import NO_TIME, Chunk
-from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import Records, checked, decoded
@@ -48,6 +48,6 @@ def read_vllm_bench(source: Source, options: ReadOptions, ledger: Ledger) -> Ite
     prompts, outputs, *times = checked(records, fields, ledger)
     failed = int((outputs == 0).sum())
     if failed:
-        ledger.note(f"{failed} requests failed in the benchmark (answers of 0 tokens)")
+        ledger.note(f"failed in the benchmark: {counted(failed, 'request')} (answers of 0 tokens)")
     arrival_ns = times[0] if times else np.full(len(prompts), NO_TIME, np.int64)
     yield Chunk(source.name, records.lines, arrival_ns, prompts, outputs)

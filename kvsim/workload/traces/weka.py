@@ -11,13 +11,13 @@ parent from the pause after its last answer on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvsim.engine.request import Span
 from kvsim.errors import TraceError
 from kvsim.workload.traces.block_ids import BlockIds
 from kvsim.workload.traces.chunk import Chunk, Rows, private
-from kvsim.workload.traces.ledger import BadRow, Ledger
+from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import DIGITS_BELOW, MISSING, nanoseconds, tokens
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import decoded, json_records
@@ -63,8 +63,17 @@ def _sessions(source: Source, ledger: Ledger) -> Iterator[tuple[str, dict[str, o
     yield source.name, session
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Agent(NamedTuple):
+    """Whose requests these are, and the instant their `t` counts from."""
+
+    name: str  # of the file, as errors show it
+    label: str  # of its requests
+    block_size: int
+    session: int
+    start_ns: int
+
+
+class _Turn(NamedTuple):
     """The last request of a chain: where its answer ended, as far as the file tells."""
 
     row: int = -1
@@ -94,88 +103,76 @@ class _Reader:
             raise TraceError(f"{name}: block_size: not a whole number above 0")
         if session.get("hash_id_scope", "local") == "local":
             self.ids = BlockIds(self.ids.end)
-        self._chain(name, requests, size, str(session.get("id", name)), _Turn(), 0)
+        label = str(session.get("id", name))
+        self._chain(_Agent(name, label, size, self._open(), 0), requests, _Turn())
         return self.rows.take()
 
     def report(self) -> None:
         if self.num_left_out:
             self.ledger.note(
-                f"{self.ledger.facts['subagents']} nested agents left out with "
-                f"{self.num_left_out} requests (subagents: true adds them)"
+                f"left out {counted(self.ledger.facts['subagents'], 'nested agent')} with "
+                f"{counted(self.num_left_out, 'request')} (subagents: true adds them)"
             )
         if self.options.sessions != "open":
             self.ledger.note("turns arrive think_time after the answer before them (closed loop)")
         if self.num_sessions > 1:
             self.ledger.note("the files do not say when sessions began: every one begins at 0")
 
-    def _chain(
-        self, name: str, requests: list[object], size: int, label: str, last: _Turn, start_ns: int
-    ) -> None:
-        number = self.num_sessions
+    def _open(self) -> int:
         self.num_sessions += 1
+        return self.num_sessions - 1
+
+    def _chain(self, agent: _Agent, requests: list[object], last: _Turn) -> None:
         for i, request in enumerate(requests):
             try:
                 if not isinstance(request, dict):
                     raise BadRow("request", None, "is not an object")
                 if request.get("type") == "subagent":
-                    self._agent(name, request, size, f"{label}/{i}", last, start_ns)
+                    self._nested(agent, request, i, last)
                     continue
                 self.ledger.read += 1
-                last = self._request(request, size, f"{label}/{i}", number, last, start_ns, i + 1)
+                last = self._request(agent, request, i, last)
             except BadRow as fault:
-                self.ledger.bad(name, f"requests[{i}]", fault)
+                self.ledger.bad(agent.name, f"requests[{i}]", fault)
 
-    def _agent(
-        self,
-        name: str,
-        agent: dict[str, object],
-        size: int,
-        label: str,
-        last: _Turn,
-        start_ns: int,
-    ) -> None:
-        nested = agent.get("requests")
-        if not isinstance(nested, list):
+    def _nested(self, agent: _Agent, request: dict[str, object], place: int, last: _Turn) -> None:
+        """A nested agent's requests: a session of its own that starts from its parent's."""
+        requests = request.get("requests")
+        if not isinstance(requests, list):
             raise BadRow("requests", None, "is not a list")
-        if any(isinstance(one, dict) and one.get("type") == "subagent" for one in nested):
+        if any(isinstance(one, dict) and one.get("type") == "subagent" for one in requests):
             raise BadRow("requests", None, "has an agent within an agent")
         self.ledger.facts["subagents"] += 1
         if not self.options.subagents:
-            self.num_left_out += len(nested)
+            self.num_left_out += len(requests)
             return
-        begin_ns = start_ns + nanoseconds(agent.get("t", MISSING), SECONDS, "t")
-        self._chain(name, nested, size, label, last, begin_ns)
+        start_ns = agent.start_ns + nanoseconds(request.get("t", MISSING), SECONDS, "t")
+        label = f"{agent.label}/{place}"
+        nested = agent._replace(label=label, session=self._open(), start_ns=start_ns)
+        self._chain(nested, requests, last)
 
-    def _request(
-        self,
-        request: dict[str, object],
-        size: int,
-        label: str,
-        session: int,
-        last: _Turn,
-        start_ns: int,
-        line: int,
-    ) -> _Turn:
-        t_ns = start_ns + nanoseconds(request.get("t", MISSING), SECONDS, "t")
+    def _request(self, agent: _Agent, request: dict[str, object], place: int, last: _Turn) -> _Turn:
+        t_ns = agent.start_ns + nanoseconds(request.get("t", MISSING), SECONDS, "t")
         if abs(t_ns) > MAX_THINK_NS:
             raise BadRow("t", t_ns, "is outside the clock (int64 nanoseconds)")
         prompt_tokens = tokens(request.get("in", MISSING), "in")
         output_tokens = tokens(request.get("out", MISSING), "out")
         api_ns = _optional_ns(request, "api_time") or 0
         think_ns = _optional_ns(request, "think_time")
-        if think_ns is None or (start_ns and t_ns == start_ns):
+        is_first_of_nested = agent.start_ns > 0 and place == 0
+        if think_ns is None or is_first_of_nested:
             think_ns = max(0, t_ns - last.t_ns - last.api_ns)
         is_closed = self.options.sessions != "open" and last.row >= 0
-        spans = self._spans(request, prompt_tokens, size)
+        spans = self._spans(request, prompt_tokens, agent.block_size)
         row = self.rows.add(
-            line,
+            place + 1,
             t_ns,
             prompt_tokens,
             output_tokens,
             after=last.row if is_closed else -1,
             think_ns=min(think_ns, MAX_THINK_NS) if is_closed else 0,
-            session=session,
-            request_id=label,
+            session=agent.session,
+            request_id=f"{agent.label}/{place}",
             spans=spans,
         )
         return _Turn(row, t_ns, api_ns)
