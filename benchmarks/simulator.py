@@ -1,4 +1,4 @@
-"""Whole-process CPU seconds and peak memory of `kvsim run` on the workload that peers were timed on.
+"""CPU seconds and peak memory of whole `kvsim run` processes, on the peers' workload.
 
 Lengths and gaps as in the comparison of simulators that this repository's README cites: seed 1234,
 prompts lognormal (mean 205, sigma 1.0, clipped to 4..1024), answers lognormal (mean 305, sigma 0.9,

@@ -1,6 +1,6 @@
 """The requests of the PagedAttention paper's ShareGPT runs, as a kvsim trace.
 
-    python experiments/paper_trace.py LENGTHS.csv results/paper_trace.csv [--rate 4] [--duration 900]
+    python experiments/paper_trace.py LENGTHS.csv results/paper_trace.csv
 
 LENGTHS.csv holds the authors' length pairs (`input_len,output_len`, in file order; no licence, so
 it is not in this repository). The rule is that of the authors' artifact: pairs with fewer than

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from kvsim import __version__
 from kvsim.errors import UserError
+
+if TYPE_CHECKING:
+    from kvsim.config.loading import Source
 
 app = typer.Typer(
     help="How many LLM requests fit on your GPUs, and why: contiguous, paged and shared KV caches "
@@ -38,7 +41,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is th
 Json = Annotated[bool, typer.Option("--json", help="print the figures as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress and no table")]
 NoCharts = Annotated[bool, typer.Option("--no-charts", help="write tables only")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="processes [one a core]")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="processes [one a core]")]
 
 
 @app.callback(invoke_without_command=True)
@@ -59,7 +62,7 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
     no_charts: NoCharts = False,
-    jobs: Jobs = os.cpu_count() or 1,
+    jobs: Jobs = None,
 ) -> None:
     """Simulate an experiment, and every point of its `compare` and `sweep`.
 
@@ -70,10 +73,11 @@ def run(
 
     source = read_source(file, sets or [])
     target = out or Path("results") / file.stem
+    show = _Show(target, overwrite, as_json, quiet, no_charts)
     if source.plain.get("compare") or source.plain.get("sweep"):
-        _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs)
+        _run_many(source, jobs, show)
     else:
-        _run_one(source, target, overwrite, as_json, quiet, no_charts)
+        _run_one(source, show)
 
 
 @app.command()
@@ -85,7 +89,7 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
     no_charts: NoCharts = False,
-    jobs: Jobs = os.cpu_count() or 1,
+    jobs: Jobs = None,
 ) -> None:
     """KV cache policies side by side: the file's `compare`, or else contiguous max, pow2 and
     oracle, paged, and paged with sharing; at every point of its `sweep`."""
@@ -95,7 +99,7 @@ def compare(
     source = read_source(file, sets or [])
     source.plain["compare"] = source.plain.get("compare") or STANDARD_VARIANTS
     target = out or Path("results") / f"{file.stem}-compare"
-    _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs)
+    _run_many(source, jobs, _Show(target, overwrite, as_json, quiet, no_charts))
 
 
 @app.command()
@@ -236,25 +240,35 @@ def generate(
     print(f"{out}: {len(workload):,} requests written")
 
 
-def _run_one(source, target, overwrite, as_json, quiet, no_charts) -> None:  # noqa: ANN001
+class _Show(NamedTuple):
+    """What a command writes and prints beside its tables."""
+
+    target: Path
+    overwrite: bool
+    as_json: bool
+    quiet: bool
+    no_charts: bool
+
+
+def _run_one(source: Source, show: _Show) -> None:
     from kvsim.progress import progress
     from kvsim.study.results import new_folder
     from kvsim.study.runs import run_point
 
-    with new_folder(target, overwrite=overwrite) as folder:
-        with progress("simulating", quiet=quiet) as show:
-            summary = run_point(source, folder, show)
-        _draw(folder, no_charts)
-    if as_json:
+    with new_folder(show.target, overwrite=show.overwrite) as folder:
+        with progress("simulating", quiet=show.quiet) as on_progress:
+            summary = run_point(source, folder, on_progress)
+        _draw(folder, show.no_charts)
+    if show.as_json:
         _print_json(summary)
-    elif not quiet:
+    elif not show.quiet:
         from kvsim.study.report import print_summary
 
         print_summary(summary)
-        print(f"results in {target}")
+        print(f"results in {show.target}")
 
 
-def _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs) -> None:  # noqa: ANN001
+def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
     from kvsim.config.loading import points_of
     from kvsim.config.yaml_text import dump
     from kvsim.progress import progress
@@ -262,18 +276,18 @@ def _run_many(source, target, overwrite, as_json, quiet, no_charts, jobs) -> Non
     from kvsim.study.runs import run_points
 
     points = points_of(source)
-    with new_folder(target, overwrite=overwrite) as folder:
-        with progress("runs", quiet=quiet) as show:
-            done = run_points(points, folder, jobs, show or (lambda done, total: None))
+    with new_folder(show.target, overwrite=show.overwrite) as folder:
+        with progress("runs", quiet=show.quiet) as on_progress:
+            done = run_points(points, folder, jobs or os.cpu_count() or 1, on_progress)
         write_points(folder, dump(source.plain), done)
-        _draw(folder, no_charts)
-    if as_json:
+        _draw(folder, show.no_charts)
+    if show.as_json:
         _print_json([{"variant": p.variant, "at": p.at, "summary": p.summary} for p in done])
-    elif not quiet:
+    elif not show.quiet:
         from kvsim.study.report import print_points
 
         print_points(done)
-        print(f"results in {target}")
+        print(f"results in {show.target}")
 
 
 def _draw(folder: Path, no_charts: bool) -> None:

@@ -18,15 +18,15 @@ from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import round_robin
 from kvsim.sim.run import Engine, simulate
-from kvsim.study.metrics import Slo, summarize, window_of
+from kvsim.study.metrics import Slo, Window, summarize, window_of
 from kvsim.study.plots import draw
 from kvsim.study.plots.latency import MOST_POINTS, cumulative
 from kvsim.study.plots.select import select
 from kvsim.study.plots.style import wrapped
 from kvsim.study.plots.timeline import (
     binned_mean,
-    cached_means,
     memory_shares,
+    read_memory,
     replica_means,
     time_axis,
 )
@@ -205,25 +205,15 @@ def test_means_are_taken_over_replicas():
     assert means == pytest.approx([(4 + 2 * 20 / 50) / 2, (4 + 6) / 2])
 
 
-def test_what_is_cached_stays_while_a_replica_is_idle():
-    steps = {
-        "replica": np.array([0, 0]),
-        "start_ns": np.array([10, 30]),
-        "end_ns": np.array([20, 40]),
-        "cached_slots": np.array([4, 6]),
-    }
-    means = cached_means(steps, np.linspace(0, 60, 7))
-    assert means == pytest.approx([0, 4, 6, 6, 6, 6])
-
-
 @pytest.mark.parametrize("booking", ["paper", "common"])
 @pytest.mark.parametrize("kv", [paged, orca_max, orca_oracle])
 @pytest.mark.parametrize("rate_per_s", [0.3, 8])
-def test_memory_over_time_has_the_means_of_the_summary(kv, booking, rate_per_s):
+def test_memory_over_time_has_the_means_of_the_summary(tmp_path, kv, booking, rate_per_s):
     workload = requests(rate_per_s=rate_per_s)
     run = run_of(workload, kv(workload), booking=booking, num_replicas=2)
-    waste = summarize(run, window_of(run, 0, 0), Slo())["waste"]
-    shares = memory_shares(run.steps, np.linspace(0, run.log.end_ns, 41))
+    waste = summarize(run, Window(0, run.log.end_ns), Slo())["waste"]
+    write_run(tmp_path, "", run, {})
+    shares = memory_shares(read_memory(tmp_path), np.linspace(0, run.log.end_ns, 41))
     assert sum(shares.values()) == pytest.approx(np.ones(40))
     means = {kind: shares[kind].mean() for kind in SLOT_KINDS}
     assert means == pytest.approx(waste, abs=1e-9)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from shared import SHARED, needs_shared
+from tests.shared import SHARED, needs_shared
 
 from kvsim.errors import ConfigError
 from kvsim.workload.chance import rng

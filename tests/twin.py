@@ -254,9 +254,11 @@ class ContiguousMemory:
         fitting = [(length, start) for start, length in self.runs() if length >= count]
         if self.setup.placement == "first_fit":
             fitting.sort(key=lambda run: run[1])
-        return (min(fitting) if self.setup.placement == "best_fit" else fitting[0])[1:] + (
-            count,
-        ) if fitting else None
+        return (
+            (min(fitting) if self.setup.placement == "best_fit" else fitting[0])[1:] + (count,)
+            if fitting
+            else None
+        )
 
     def runs(self) -> list[tuple[int, int]]:
         """Free runs as (start, length), by address."""

@@ -123,8 +123,8 @@ class Experiment(Model):
     compare: Annotated[
         dict[str, dict[str, Any]],
         Field(description="variant name: {key path: value}, each put in the place of the file's"),
-    ] = {}
+    ] = Field(default_factory=dict)
     sweep: Annotated[
         dict[str, Annotated[list[Any], Field(min_length=1)]],
         Field(description="key path: list of values"),
-    ] = {}
+    ] = Field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -73,7 +74,7 @@ class Piecewise(Model):
     @model_validator(mode="after")
     def _starts_rise(self) -> Piecewise:
         starts = [segment.start_s for segment in self.segments]
-        if starts[0] != 0 or any(b <= a for a, b in zip(starts, starts[1:], strict=False)):
+        if starts[0] != 0 or any(b <= a for a, b in pairwise(starts)):
             raise ValueError("the first start_s must be 0, and each later one must rise")
         if not any(segment.rate_per_s for segment in self.segments):
             raise ValueError("one rate_per_s at least must be above 0")
@@ -193,9 +194,7 @@ class EmpiricalLengths(Model):
     format: TraceFormat = "auto"
 
 
-Lengths = Annotated[
-    PresetLengths | JointLengths | EmpiricalLengths, Field(discriminator="kind")
-]
+Lengths = Annotated[PresetLengths | JointLengths | EmpiricalLengths, Field(discriminator="kind")]
 
 
 class FixedTurns(Model):
@@ -284,4 +283,3 @@ class TraceWorkload(Model):
 
 
 Workload = Annotated[SyntheticWorkload | TraceWorkload, Field(discriminator="kind")]
-

@@ -22,9 +22,10 @@ class LatencyModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class Linear:
     """base + prompt_step (if any prompt) + per_prompt_token * prompt tokens + per_seq * sequences
-    + per_context_token * context, as DistServe fits it (docs: step-time model D).
+    + per_context_token * context, the form that DistServe (Zhong et al. 2024) fits.
 
-    base_ms is at least a nanosecond, so that time passes. Not modelled: quadratic attention of long prompts, kernel-choice steps, padding of graphs.
+    base_ms is at least a nanosecond, so that time passes. Not modelled: quadratic attention of
+    long prompts, kernel-choice steps, padding of graphs.
     """
 
     base_ms: float

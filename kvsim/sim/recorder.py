@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.engine.kv.policy import KVUsage
 from kvsim.engine.plan import StepPlan
 from kvsim.engine.request import Sequence
 from kvsim.engine.scheduler import Commit, Scheduler
@@ -62,7 +63,7 @@ class ReplicaLog:
     blocks_taken: np.ndarray  # by every step that repeats its plan; 0 for the first of a plan
     runs: dict[str, np.ndarray]
     ended: dict[str, np.ndarray]
-    idle: dict[str, np.ndarray]  # cached slots while nothing runs, from the step `before` on
+    idle: dict[str, np.ndarray]  # the pool while nothing runs, ahead of step number `before`
     can_fork: bool
     num_copies: int
     num_forked_blocks: int
@@ -148,9 +149,9 @@ class Recorder:
                 self._resident -= self._final_tokens[seq.request.index]
                 self._end(seq, end_ns)
 
-    def idle(self, cached_slots: int) -> None:
+    def idle(self, usage: KVUsage) -> None:
         """Nothing runs or waits from here to the next step."""
-        self._idle.extend((self._num_steps, cached_slots))
+        self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run))
 
     def stopped(self, scheduler: Scheduler) -> None:
         """The simulation stops here: close what is still open, less a step never committed."""
@@ -169,7 +170,7 @@ class Recorder:
             np.array(self._taken, np.int64),
             _columns(self._runs, RunOfTokens._fields),
             _columns(self._ended, ENDED_COLUMNS),
-            _columns(self._idle, ("before", "cached_slots")),
+            _columns(self._idle, ("before", "cached_slots", "largest_free_run")),
             kv.can_fork,
             kv.num_copies,
             kv.num_forked_blocks,

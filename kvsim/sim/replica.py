@@ -47,6 +47,7 @@ class Replica:
         self._start_ns = 0
         self._durations: list[int] = []
         self._finished: list[Sequence] = []
+        recorder.idle(scheduler.kv.usage())
 
     def submit(self, seq: Sequence) -> None:
         self.num_outstanding += 1
@@ -105,7 +106,7 @@ class Replica:
             self._begin()
         else:
             self._alarm = None
-            self.recorder.idle(self.scheduler.kv.usage().cached)
+            self.recorder.idle(self.scheduler.kv.usage())
 
     def _commit(self) -> None:
         plan, finished, self._plan = self._plan, self._finished, None

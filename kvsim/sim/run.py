@@ -14,8 +14,8 @@ from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.plan import Executor
 from kvsim.engine.scheduler import Scheduler
 from kvsim.sim.feed import Feed, Route
-from kvsim.sim.replica import Replica
 from kvsim.sim.recorder import Recorder, ReplicaLog
+from kvsim.sim.replica import Replica
 from kvsim.workload.workload import Workload
 
 
@@ -73,9 +73,7 @@ def simulate(
         answers = np.minimum(answers, np.maximum(cap - workload.prompt_tokens, 0))
     answer_tokens = answers.tolist()
     final_tokens = (workload.prompt_tokens + answers).tolist()
-    feed = Feed(
-        env, workload, answer_tokens, engine.max_model_len, engine.max_num_seqs, route
-    )
+    feed = Feed(env, workload, answer_tokens, engine.max_model_len, engine.max_num_seqs, route)
     ended = feed.ended if on_progress is None else _reporting(feed, len(workload), on_progress)
     for index, kv in enumerate(kvs):
         scheduler = Scheduler(

@@ -17,6 +17,7 @@ DEFINITIONS = {
     "failed": "requests refused, by reason in `refused`; none of them is in any other figure",
     "unfinished": "requests still waiting or running when the simulation stopped",
     "duration": "length of the window in s: first arrival to last token, less the cuts",
+    "window_start_s": "where the window starts and, `window_end_s`, ends in simulated time",
     "total_input_tokens": "prompt tokens of the requests completed",
     "total_output_tokens": "answer tokens made in the window",
     "request_throughput": "completed, per s",
@@ -36,7 +37,7 @@ DEFINITIONS = {
     "kv_used_peak": "largest share of the pool held by sequences in a step",
     "batch_size": "sequences in the running batch: mean over the time with work, and peak",
     "num_waiting": "sequences waiting: mean over the window, and peak",
-    "preemptions": "times a sequence lost its KV to an older one",
+    "preemptions": "times in the window that a sequence lost its KV to an older one",
     "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
     "recomputed_share": "recomputed tokens / all tokens computed",
     "hit_tokens": "prompt tokens found in the prefix cache, not computed",
@@ -96,6 +97,8 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
         "unfinished": int((requests["outcome"] == Outcome.UNFINISHED).sum()),
         "ended_by_length": int((requests["outcome"] == Outcome.LENGTH).sum()),
         "duration": seconds,
+        "window_start_s": window.start_ns / 1e9,
+        "window_end_s": window.end_ns / 1e9,
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": _per(int(done.sum()), seconds),
@@ -145,24 +148,20 @@ def _goodput(latency: Table, slo: Slo, seconds: float) -> dict[str, object]:
 
 
 def _memory(run: Run, window: Window) -> dict[str, object]:
-    """Time-weighted means over the window; replicas without work count with an empty pool."""
+    """Time-weighted means over the window, time without work included."""
     steps, idle, pool = run.steps, run.idle, run.log.pool_slots
     busy_ns = _overlap(steps["start_ns"], steps["end_ns"], window)
     idle_ns = _overlap(idle["start_ns"], idle["end_ns"], window)
     total = int(busy_ns.sum() + idle_ns.sum())
-    empty = "external" if run.log.reserves and _is_paper(run) else "free"
-    waste = {}
-    for kind in SLOT_KINDS:
-        slots = float(steps[f"{kind}_slots"] @ busy_ns)
-        if kind == empty:
-            slots += float((pool - idle["cached_slots"]) @ idle_ns)
-        elif kind == "cached":
-            slots += float(idle["cached_slots"] @ idle_ns)
-        waste[kind] = _per(slots, float(pool) * total)
+    waste = {
+        kind: _per(
+            float(steps[f"{kind}_slots"] @ busy_ns) + float(idle[f"{kind}_slots"] @ idle_ns),
+            float(pool) * total,
+        )
+        for kind in SLOT_KINDS
+    }
     token, logical = (float(steps[name] @ busy_ns) for name in ("token_slots", "logical_tokens"))
     busy = busy_ns > 0
-    free = steps["free_slots"] + steps["cached_slots"]
-    held = pool - free - (steps["external_slots"] if run.log.reserves else 0)
     shares = {
         name: _per(int(busy_ns[steps["limit"] == code].sum()), total)
         for code, name in enumerate(LIMITS)
@@ -171,7 +170,7 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
     named = {name: share for name, share in shares.items() if share is not None}
     return {
         "waste": waste,
-        "kv_used_peak": _per(int(held[busy].max(initial=0)), pool),
+        "kv_used_peak": _per(int(steps["held_slots"][busy].max(initial=0)), pool),
         "batch_size_mean": _per(float(steps["num_running"] @ busy_ns), int(busy_ns.sum())),
         "batch_size_peak": int(steps["num_running"][busy].max(initial=0)),
         "num_waiting_mean": _per(float(steps["num_waiting"] @ busy_ns), total),
@@ -180,11 +179,8 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
         "limit_shares": shares,
         "binding_limit": max(named, key=named.__getitem__) if named else None,
         "num_steps": int(busy.sum()),
+        "preemptions": int(steps["num_preempted"][busy].sum()),
     }
-
-
-def _is_paper(run: Run) -> bool:
-    return bool(len(run.steps["free_slots"])) and not run.steps["free_slots"].any()
 
 
 def _sharing(run: Run, done: np.ndarray) -> dict[str, object]:
@@ -196,7 +192,6 @@ def _sharing(run: Run, done: np.ndarray) -> dict[str, object]:
     shared = sum(replica.num_forked_blocks for replica in log.replicas)
     copies = sum(replica.num_copies for replica in log.replicas)
     return {
-        "preemptions": int(requests["num_preemptions"][done].sum()),
         "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
         "recomputed_tokens": recomputed,
         "recomputed_share": _per(recomputed, recomputed + prompt - hits + generated),

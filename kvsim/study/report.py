@@ -101,9 +101,7 @@ def print_summary(summary: dict) -> None:
     for name in ("ttft", "tpot", "itl", "e2el"):
         times.add_row(name.upper(), *(_number(s[f"{mark}_{name}_ms"], 1) for mark in marks))
     console.print(times)
-    waste = ", ".join(
-        f"{KIND_TITLES[kind]} {_percent(s['waste'][kind])}" for kind in SLOT_KINDS
-    )
+    waste = ", ".join(f"{KIND_TITLES[kind]} {_percent(s['waste'][kind])}" for kind in SLOT_KINDS)
     slots = s["num_blocks"] * s["block_size"]
     console.print(f"KV pool {s['num_blocks']:,} x {s['block_size']} = {slots:,} tokens: {waste} %")
     console.print(

@@ -19,7 +19,7 @@ from kvsim.sim.feed import Outcome
 from kvsim.study.tables import Run, Table
 
 CONFIG, SUMMARY, POINTS = "config.yaml", "summary.json", "points.json"
-REQUESTS, STEPS, CHARTS = "requests.parquet", "steps.parquet", "charts"
+REQUESTS, STEPS, IDLE, CHARTS = "requests.parquet", "steps.parquet", "idle.parquet", "charts"
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,12 +76,14 @@ def _umask() -> int:
 
 
 def write_run(folder: Path, config_text: str, run: Run, summary: dict) -> None:
-    """config.yaml, summary.json, requests.parquet and steps.parquet of one run."""
+    """config.yaml, summary.json and the tables of one run: requests, steps, and idle (spans in
+    which a replica had no work)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(config_text)
     write_json(folder / SUMMARY, summary)
     _write_parquet(folder / REQUESTS, _named(_with_latencies(run), "outcome", _OUTCOMES))
     _write_parquet(folder / STEPS, _named(run.steps, "limit", LIMITS))
+    _write_parquet(folder / IDLE, run.idle)
 
 
 def write_points(folder: Path, config_text: str, points: list[Point]) -> None:

@@ -54,7 +54,7 @@ def run_point(source: Source, out: Path, on_progress: Progress | None = None) ->
 
 
 def run_points(
-    points: list[tuple[str, dict, Source]], out: Path, jobs: int, on_progress: Progress
+    points: list[tuple[str, dict, Source]], out: Path, jobs: int, on_progress: Progress | None
 ) -> list[Point]:
     """Simulate every point into a folder of its own under `out`, `jobs` at a time."""
     import joblib
@@ -72,7 +72,8 @@ def run_points(
         if isinstance(outcome, UserError):
             raise outcome
         summaries[number] = outcome
-        on_progress(len(summaries), len(points))
+        if on_progress is not None:
+            on_progress(len(summaries), len(points))
     return [
         Point(variant, at, folder, summaries[number])
         for number, ((variant, at, _), folder) in enumerate(zip(points, folders, strict=True))

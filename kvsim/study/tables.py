@@ -15,7 +15,8 @@ Table = dict[str, np.ndarray]
 Booking = Literal["paper", "common"]
 
 SLOT_KINDS = ("token", "reserved", "internal", "external", "cached", "free")
-SLOT_KINDS_TEXT = """Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
+SLOT_KINDS_TEXT = """\
+Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
 
 token     hold a token's KV (a shared slot counts once)
 reserved  set aside for tokens that their sequence will still make
@@ -38,7 +39,7 @@ class Run(NamedTuple):
     steps: Table
     requests: Table
     gaps: Table  # inter-token latencies: `itl_ns` with how many tokens `count` had it, at `end_ns`
-    idle: Table  # spans without work: replica, start_ns, end_ns, cached_slots
+    idle: Table  # spans without work: replica, start_ns, end_ns and the slots by kind
     log: RunLog
 
 
@@ -54,7 +55,7 @@ def expand(log: RunLog, booking: Booking) -> Run:
         table["num_tokens"] = _emitted(replica, len(table["end_ns"]))
         steps.append(table)
         gaps.append(gap)
-        idle.append(_idle(log, number, replica, table))
+        idle.append(_idle(log, number, replica, table, booking))
     requests = _requests(log, first_token_ns)
     return Run(_stack(steps), requests, _stack(gaps), _stack(idle), log)
 
@@ -115,6 +116,7 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         "num_preempted": preempted,
         "limit": limit,
         "logical_tokens": logical,
+        "held_slots": held,
         **slots,
     }
 
@@ -186,18 +188,24 @@ def _first_tokens(replica: ReplicaLog, end_ns: np.ndarray, first_token_ns: np.nd
     np.minimum.at(first_token_ns, replica.runs["index"], end_ns[replica.runs["first"]])
 
 
-def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table) -> Table:
+def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table, booking: Booking) -> Table:
     """Spans in which the replica had nothing to do, from 0 to the end of the run."""
     starts = np.concatenate([[0], steps["end_ns"]])
     ends = np.concatenate([steps["start_ns"], [max(log.end_ns, int(starts[-1]))]])
-    cached = np.zeros(len(starts), np.int64)
-    cached[replica.idle["before"]] = replica.idle["cached_slots"]
-    there = ends > starts
+    noted = replica.idle
+    is_noted = np.isin(np.arange(len(starts)), noted["before"])  # not: a step in flight at the end
+    there = np.flatnonzero((ends > starts) & is_noted)
+    rows = np.searchsorted(noted["before"], there, side="right") - 1
+    cached, none = noted["cached_slots"][rows], np.zeros(len(there), np.int64)
+    largest = noted["largest_free_run"][rows]
+    slots = _book(
+        booking, log, none, none, cached, granted=none, final=none, largest_free_run=largest
+    )
     return {
-        "replica": np.full(int(there.sum()), number, np.int64),
+        "replica": np.full(len(there), number, np.int64),
         "start_ns": starts[there],
         "end_ns": ends[there],
-        "cached_slots": cached[there],
+        **slots,
     }
 
 
@@ -236,5 +244,3 @@ def _requests(log: RunLog, first_token_ns: np.ndarray) -> Table:
 
 def _stack(tables: list[Table]) -> Table:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-

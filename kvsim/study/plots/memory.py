@@ -14,14 +14,13 @@ from kvsim.study.plots.style import CHAR_IN, WIDTH_IN, legend_above, new_figure,
 from kvsim.study.plots.timeline import (
     bins_of,
     memory_shares,
-    read_steps,
+    read_memory,
     time_axis,
     time_edges_ns,
 )
 from kvsim.study.tables import SLOT_KINDS
 
 COLUMNS_OF = {1: 1, 3: 3}  # panels in a row; of any other number 2
-SLOTS = tuple(f"{kind}_slots" for kind in SLOT_KINDS)
 
 
 class Panel(NamedTuple):
@@ -59,10 +58,10 @@ def memory_chart(selection: Selection) -> Figure | None:
 def _panels(selection: Selection, axis_ns: int) -> list[Panel]:
     panels = []
     for run in selection.runs:
-        steps = read_steps(run.point.folder, SLOTS)
-        if steps is not None:
-            edges_ns = time_edges_ns(steps, axis_ns, bins_of(len(selection.runs)))
-            panels.append(Panel(run.label, edges_ns, memory_shares(steps, edges_ns)))
+        memory = read_memory(run.point.folder)
+        if memory is not None:
+            edges_ns = time_edges_ns(memory, axis_ns, bins_of(len(selection.runs)))
+            panels.append(Panel(run.label, edges_ns, memory_shares(memory, edges_ns)))
     return panels
 
 

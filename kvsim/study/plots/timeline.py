@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from kvsim.study.results import STEPS
+from kvsim.study.results import IDLE, STEPS
 from kvsim.study.tables import SLOT_KINDS, Table
 
 SPANS = ("replica", "start_ns", "end_ns")
@@ -52,9 +51,9 @@ def time_axis(folders: list[Path], note: str) -> TimeAxis | None:
     return TimeAxis(end_ns, label, seconds * NS_PER_S)
 
 
-def time_edges_ns(steps: Table, axis_ns: int, num_bins: int) -> np.ndarray:
-    """Equal bins from 0 to the end of the last step or of the axis; float64 [num_bins + 1]."""
-    return np.linspace(0, float(min(steps["end_ns"].max(), axis_ns)), num_bins + 1)
+def time_edges_ns(spans: Table, axis_ns: int, num_bins: int) -> np.ndarray:
+    """Equal bins from 0 to the end of the last span or of the axis; float64 [num_bins + 1]."""
+    return np.linspace(0, float(min(spans["end_ns"].max(), axis_ns)), num_bins + 1)
 
 
 def binned_mean(
@@ -75,62 +74,35 @@ def binned_mean(
 
 def replica_means(steps: Table, name: str, edges_ns: np.ndarray) -> np.ndarray:
     """binned_mean of a column, averaged over the replicas; 0 while a replica has no step."""
-    return _averaged(steps, name, edges_ns, binned_mean)
-
-
-def cached_means(steps: Table, edges_ns: np.ndarray) -> np.ndarray:
-    """As replica_means, of cached_slots, which outlive the work of a replica: between two steps as
-    many as the one or the other had, whichever is more, and after the last what it had.
-
-    A lower bound: steps do not tell what the very last requests of a busy spell leave.
-    """
-    return _averaged(steps, "cached_slots", edges_ns, _binned_mean_bridged)
-
-
-def _averaged(
-    steps: Table,
-    name: str,
-    edges_ns: np.ndarray,
-    mean: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray],
-) -> np.ndarray:
     first = np.flatnonzero(np.diff(steps["replica"], prepend=-1))
     last = np.append(first[1:], len(steps["replica"]))
     total = np.zeros(len(edges_ns) - 1)
     for low, high in zip(first, last, strict=True):
         start, end, values = (steps[key][low:high] for key in ("start_ns", "end_ns", name))
-        total += mean(start, end, values, edges_ns)
+        total += binned_mean(start, end, values, edges_ns)
     return total / num_replicas(steps)
-
-
-def _binned_mean_bridged(
-    start_ns: np.ndarray, end_ns: np.ndarray, values: np.ndarray, edges_ns: np.ndarray
-) -> np.ndarray:
-    next_ns = np.append(start_ns[1:], max(int(edges_ns[-1]), int(end_ns[-1])))
-    between = np.maximum(values, np.append(values[1:], 0))
-    spans = np.column_stack([start_ns, end_ns]).ravel(), np.column_stack([end_ns, next_ns]).ravel()
-    return binned_mean(*spans, np.column_stack([values, between]).ravel(), edges_ns)
 
 
 def num_replicas(steps: Table) -> int:
     return int(steps["replica"].max()) + 1
 
 
-def memory_shares(steps: Table, edges_ns: np.ndarray) -> dict[str, np.ndarray]:
-    """Shares of the pool by kind in each bin; they add up to 1.
+def read_memory(folder: Path) -> Table | None:
+    """The slots by kind in every step and, between them, while a replica has no work."""
+    slots = tuple(f"{kind}_slots" for kind in SLOT_KINDS)
+    parts = [read_columns(folder / name, (*SPANS, *slots)) for name in (STEPS, IDLE)]
+    there = [part for part in parts if part is not None]
+    if not there:
+        return None
+    joined = {name: np.concatenate([part[name] for part in there]) for name in there[0]}
+    order = np.lexsort((joined["start_ns"], joined["replica"]))
+    return {name: column[order] for name, column in joined.items()}
 
-    An idle replica has an empty pool: free, or external under the booking that calls all free
-    memory of a contiguous pool so. What is cached stays (cached_means).
-    """
-    pool = float(sum(int(steps[f"{kind}_slots"][0]) for kind in SLOT_KINDS))
-    rest = "free" if steps["free_slots"].any() or not steps["external_slots"].any() else "external"
-    shares = {
-        kind: replica_means(steps, f"{kind}_slots", edges_ns) / pool
-        for kind in SLOT_KINDS
-        if kind not in (rest, "cached")
-    }
-    shares["cached"] = cached_means(steps, edges_ns) / pool
-    shares[rest] = np.clip(1 - sum(shares.values()), 0, 1)
-    return {kind: shares[kind] for kind in SLOT_KINDS}
+
+def memory_shares(memory: Table, edges_ns: np.ndarray) -> dict[str, np.ndarray]:
+    """Shares of the pool by kind in each bin; they add up to 1 up to the end of the run."""
+    pool = float(sum(int(memory[f"{kind}_slots"][0]) for kind in SLOT_KINDS))
+    return {kind: replica_means(memory, f"{kind}_slots", edges_ns) / pool for kind in SLOT_KINDS}
 
 
 def bins_of(num_panels: int) -> int:

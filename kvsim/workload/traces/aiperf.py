@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from kvsim.engine.request import Span, answer_stream
 from kvsim.workload.traces.block_ids import BlockIds
 from kvsim.workload.traces.chunk import NO_TIME, Chunk, Rows, private
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import (
     DIGITS_BELOW,
@@ -24,7 +25,6 @@ from kvsim.workload.traces.numbers import (
     tokens,
 )
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import json_records
 from kvsim.workload.traces.source import Source
 from kvsim.workload.traces.text_tokens import Count, token_count
 

@@ -35,7 +35,7 @@ def assemble(
     for chunk in chunks:
         timeline.see(chunk)
         chunk.ids = names.unique(chunk.ids)
-        chunk.lines = chunk.lines[:0]  # only errors need them: they would be a column more
+        chunk.lines = np.zeros(0, np.int64)  # only errors need them: they would be a column more
         parts.append(chunk)
     ledger.close()
     if not sum(map(len, parts)):

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.csv_rows import csv_header, csv_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import MAX_NS, Field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import checked, csv_header, csv_records
+from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

@@ -13,10 +13,11 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.csv_rows import csv_header, csv_records
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import bulk_tokens, time_field, tokens, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, csv_header, csv_records
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Source
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")

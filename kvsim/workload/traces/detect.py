@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from kvsim.errors import TraceError
+from kvsim.workload.traces.csv_rows import csv_header
 from kvsim.workload.traces.ledger import shown
-from kvsim.workload.traces.records import csv_header
 from kvsim.workload.traces.source import Source, open_source
 
 # a format has all keys of its row; the first row that fits wins

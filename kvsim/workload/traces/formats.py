@@ -61,7 +61,7 @@ FORMATS: dict[str, Format] = _formats(
     Format("native", read_native),
     Format("qwen", read_qwen, False, _uses("time_unit", "block_size"), QWEN_BLOCK),
     Format("ragpulse", read_ragpulse, False, _uses("time_unit")),
-    Format("servegen", read_servegen, False, _uses("seed", "duration_s"), None, True),
+    Format("servegen", read_servegen, False, _uses("duration_s"), None, True),
     Format("sharegpt", read_sharegpt, False, _uses("tokenizer", "sessions")),
     Format("sharegpt_lengths", read_sharegpt_lengths, False, _uses("sessions")),
     Format("splitwise", read_splitwise, False, _uses("time_unit")),
@@ -70,7 +70,7 @@ FORMATS: dict[str, Format] = _formats(
     Format("vllm_measured", read_vllm_measured, True),
     Format("weka", read_weka, False, _uses("sessions", "subagents"), WEKA_BLOCK, True),
 )
-OPTIONAL = ("time_unit", "block_size", "tokenizer", "sessions", "subagents", "seed", "duration_s")
+OPTIONAL = ("time_unit", "block_size", "tokenizer", "sessions", "subagents", "duration_s")
 
 
 def opened(path: Path, chosen: Format) -> Source:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvsim.errors import TraceError
+from kvsim.workload.traces.json_rows import DECODER
 from kvsim.workload.traces.ledger import Ledger
-from kvsim.workload.traces.records import DECODER
 from kvsim.workload.traces.source import Source, text_blocks
 
 PIECE_BYTES = 1 << 20

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.workload.traces.chunk import NO_TIME, Chunk, Rows
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import (
     DIGITS_BELOW,
@@ -21,7 +22,7 @@ from kvsim.workload.traces.numbers import (
     tokens_field,
 )
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, json_records
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Source
 
 

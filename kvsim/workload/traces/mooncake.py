@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.workload.traces.block_ids import BlockIds, spans_of_blocks
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.json_rows import json_block
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.mooncake_lines import plain_rows
 from kvsim.workload.traces.numbers import (
@@ -23,7 +24,7 @@ from kvsim.workload.traces.numbers import (
     tokens_field,
 )
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, json_block
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Lines, Source, line_blocks
 
 BLOCK_SIZE = 512

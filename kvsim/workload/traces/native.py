@@ -18,11 +18,12 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.csv_rows import csv_header, csv_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.native_spans import add_spans
-from kvsim.workload.traces.numbers import Field, time_field, tokens_field
+from kvsim.workload.traces.numbers import MAX_NS, Field, time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, csv_header, csv_records
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Source
 
 LENGTHS = ("prompt_tokens", "output_tokens")
@@ -100,6 +101,8 @@ def _whole_field(name: str, blank: int) -> Field:
     """A whole number from `blank` on, which a cell left blank means."""
 
     def parse(value: object) -> int:
+        if type(value) is int and blank <= value <= MAX_NS:
+            return value
         text = str(value).strip()
         if text == "":
             return blank
@@ -109,9 +112,10 @@ def _whole_field(name: str, blank: int) -> Field:
 
     def bulk(values: Sequence[object]) -> np.ndarray | None:
         try:
-            return np.array([parse(value) for value in values], np.int64)
+            table = {value: parse(value) for value in set(values)}  # few differ, as a rule
         except BadRow:
             return None
+        return np.array([table[value] for value in values], np.int64)
 
     return Field(name, parse, bulk)
 

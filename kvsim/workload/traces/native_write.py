@@ -18,6 +18,7 @@ from kvsim.workload.workload import Workload
 
 OPTIONAL = {"num_samples": 1, "session": -1, "after": -1, "think_ns": 0}
 ROWS_A_CHUNK = 1 << 16
+LINE_ENDS = {ord("\r"): " ", ord("\n"): " "}
 
 
 class Table(NamedTuple):
@@ -102,14 +103,14 @@ def _write_csv(tables: Iterable[Table], path: Path) -> int:
 
 
 def _quoted(ids: list[str]) -> list[str]:
-    """Ids as CSV cells; line ends cannot stand in a cell, so they become spaces."""
+    """Ids as CSV cells; a line end cannot stand in a cell, so it becomes a space."""
     if all(name.isalnum() for name in ids):
         return ids
     cells = []
     for name in ids:
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="").writerow([" ".join(name.split()) or "-"])
-        cells.append(buffer.getvalue())
+        csv.writer(buffer, lineterminator="").writerow([name.translate(LINE_ENDS), 0])
+        cells.append(buffer.getvalue().removesuffix(",0"))
     return cells
 
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from kvsim.workload.traces.block_ids import BlockIds
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.mooncake import block_chunk
 from kvsim.workload.traces.numbers import MISSING, Field, time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import checked, json_records
+from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source
 
 BLOCK_SIZE = 16

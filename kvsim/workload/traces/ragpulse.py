@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, json_records
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Source
 
 

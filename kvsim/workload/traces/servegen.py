@@ -27,6 +27,7 @@ from kvsim.workload.traces.source import Source, line_blocks, open_source
 
 WINDOW_S = 600.0
 SECOND = 10**9
+WINDOW_NS = int(WINDOW_S) * SECOND
 MAX_A_WINDOW = 10**7  # requests: more is a damaged rate
 MIN_SHAPE, MAX_SHAPE = 1e-3, 1e6
 
@@ -71,7 +72,7 @@ def read_servegen(source: Source, options: ReadOptions, ledger: Ledger) -> Itera
         if end_ns is not None:
             table = table[:, table[0] < end_ns]
         ledger.read += table.shape[1]
-        lines = np.full(table.shape[1], 1 + start_ns // (int(WINDOW_S) * SECOND))
+        lines = np.full(table.shape[1], 1 + start_ns // WINDOW_NS)
         yield Chunk(source.name, lines, *table)
 
 
@@ -106,7 +107,8 @@ class _Sampler:
             for _ in inside:
                 self.ledger.drop("arrivals in windows without a distribution of lengths")
             return None
-        arrival_ns = start_ns + np.floor(inside / window.rate_per_s * SECOND).astype(np.int64)
+        offset_ns = np.floor(inside / window.rate_per_s * SECOND).astype(np.int64)
+        arrival_ns = start_ns + np.minimum(offset_ns, WINDOW_NS - 1)  # floats may round up to it
         prompts = sum(self._draw(one.values, one.chances, len(inside)) for one in lengths.inputs)
         outputs = self._draw(*lengths.outputs, len(inside))
         return np.stack([arrival_ns, np.asarray(prompts), outputs])
@@ -189,7 +191,9 @@ def _window(cells: list[str]) -> Window:
     rate = float(exact(cells[1], "rate", "is not a number"))
     shape = float(exact(cells[4], "shape", "is not a number"))
     pattern = cells[3].strip()
-    if start_ns < 0 or not 0 <= rate * WINDOW_S <= MAX_A_WINDOW:
+    if start_ns < 0 or start_ns % WINDOW_NS:
+        raise BadRow("t", cells[0], f"is not a multiple of {WINDOW_S:.0f} s")
+    if not 0 <= rate * WINDOW_S <= MAX_A_WINDOW:
         raise BadRow("rate", cells[1], f"is not a rate from 0 to {MAX_A_WINDOW / WINDOW_S:.0f}")
     if rate and pattern not in ("Gamma", "Weibull"):
         raise BadRow("pattern", pattern, "is not one of Gamma, Weibull")

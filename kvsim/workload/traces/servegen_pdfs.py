@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.errors import TraceError
+from kvsim.workload.traces.json_rows import decoded
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import MAX_TOKENS
-from kvsim.workload.traces.records import decoded
 from kvsim.workload.traces.source import Source, text_blocks
 
 INPUTS = ("input_tokens", "text_tokens", "image_tokens", "audio_tokens", "video_tokens")

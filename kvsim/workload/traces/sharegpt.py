@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from kvsim.workload.traces.chats import Turn, add_first_exchange, add_session
 from kvsim.workload.traces.chunk import Chunk, Rows
 from kvsim.workload.traces.json_array import Element, array_elements
+from kvsim.workload.traces.json_rows import decoded, json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import decoded, json_records
 from kvsim.workload.traces.source import Source
 from kvsim.workload.traces.text_tokens import Count, token_count
 

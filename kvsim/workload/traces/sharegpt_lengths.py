@@ -12,10 +12,12 @@ import numpy as np
 
 from kvsim.workload.traces.chats import Turn, add_first_exchange, add_session
 from kvsim.workload.traces.chunk import NO_TIME, Chunk, Rows
+from kvsim.workload.traces.csv_rows import csv_records
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger
 from kvsim.workload.traces.numbers import tokens, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import checked, csv_records, json_records
+from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source
 
 COLUMNS = ("prompt_tokens", "output_tokens")

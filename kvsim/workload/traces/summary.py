@@ -72,7 +72,8 @@ def summarize(
         _add_lengths(out, chunk)
         if chunk.session is not None:
             highest_session = max(highest_session, int(chunk.session.max()))
-        blocks.add(chunk)
+        if chosen.block_size is not None:  # streams are hash ids, so they are dense
+            blocks.add(chunk)
     ledger.close()
     if not out.requests:
         raise TraceError("\n".join([f"{name}: no requests", *ledger.faults]))

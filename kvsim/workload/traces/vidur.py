@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvsim.workload.traces.chunk import NO_TIME, Chunk
+from kvsim.workload.traces.csv_rows import csv_header, csv_records
 from kvsim.workload.traces.ledger import Ledger
 from kvsim.workload.traces.numbers import time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import checked, csv_header, csv_records
+from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source
 
 VIDUR = ("num_prefill_tokens", "num_decode_tokens")

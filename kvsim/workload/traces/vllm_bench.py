@@ -13,10 +13,11 @@ import numpy as np
 
 from kvsim.errors import TraceError
 from kvsim.workload.traces.chunk import NO_TIME, Chunk
+from kvsim.workload.traces.json_rows import decoded
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import Records, checked, decoded
+from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Source, text_blocks
 
 

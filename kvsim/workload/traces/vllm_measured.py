@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.workload.traces.chunk import Chunk
+from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import Ledger
 from kvsim.workload.traces.numbers import MISSING, time_field, tokens_field
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import checked, json_records
+from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source, open_source
 
 

@@ -17,10 +17,10 @@ from kvsim.engine.request import Span
 from kvsim.errors import TraceError
 from kvsim.workload.traces.block_ids import BlockIds
 from kvsim.workload.traces.chunk import Chunk, Rows, private
+from kvsim.workload.traces.json_rows import decoded, json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
 from kvsim.workload.traces.numbers import DIGITS_BELOW, MISSING, nanoseconds, tokens
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.records import decoded, json_records
 from kvsim.workload.traces.source import Source, open_source, text_blocks
 
 BLOCK_SIZE = 64

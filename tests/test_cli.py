@@ -1,0 +1,181 @@
+"""The command line as a user types it: output, files, exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENT = """\
+engine: {preset: opt-13b/a100-40gb, max_num_batched_tokens: 2560, chunked_prefill: false}
+kv: {policy: {kind: paged}}
+workload:
+  kind: synthetic
+  num_requests: 30
+  arrivals: {kind: poisson, rate_per_s: 2}
+  lengths: {kind: preset, name: sharegpt}
+"""
+
+
+@pytest.fixture
+def kvsim(tmp_path):
+    (tmp_path / "x.yaml").write_text(EXPERIMENT)
+
+    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvsim", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_a_run_leaves_its_config_summary_and_tables(kvsim, tmp_path):
+    done = kvsim("run", "x.yaml", "--no-charts")
+    folder = tmp_path / "results" / "x"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "idle.parquet",
+        "requests.parquet",
+        "steps.parquet",
+        "summary.json",
+    ]
+    assert "Successful requests" in done.stdout
+    summary = json.loads((folder / "summary.json").read_text())
+    requests = pq.read_table(folder / "requests.parquet").to_pandas()
+    assert summary["completed"] == len(requests) == 30
+    assert summary["mean_ttft_ms"] == pytest.approx(requests["ttft_ms"].mean())
+    assert summary["total_output_tokens"] == requests["output_tokens"].sum()
+
+
+def test_the_resolved_config_runs_again_to_the_same_bytes(kvsim, tmp_path):
+    kvsim("run", "x.yaml", "--no-charts", "-o", "a")
+    kvsim("run", "a/config.yaml", "--no-charts", "-o", "b")
+    for name in ("summary.json", "requests.parquet", "steps.parquet", "config.yaml"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_json_is_all_that_stands_on_stdout(kvsim):
+    summary = json.loads(kvsim("run", "x.yaml", "--no-charts", "--json").stdout)
+    wanted = {"completed", "duration", "total_input_tokens", "request_goodput", "output_throughput"}
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        wanted |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "std", "p90", "p95", "p99")}
+    assert wanted <= set(summary)
+
+
+def test_compare_sets_the_five_policies_side_by_side_over_a_sweep(kvsim, tmp_path):
+    sweep = ["--set", "sweep={workload.arrivals.rate_per_s: [1, 2]}"]
+    done = kvsim("compare", "x.yaml", *sweep, "-o", "c", "-j", "2")
+    points = json.loads((tmp_path / "c" / "points.json").read_text())
+    assert len(points) == 10
+    assert {point["variant"] for point in points} == {
+        "contiguous max", "contiguous pow2", "contiguous oracle", "paged", "paged + sharing",
+    }  # fmt: skip
+    assert "contiguous pow2" in done.stdout
+    assert (tmp_path / "c" / "charts" / "waste.svg").is_file()
+    assert (tmp_path / "c" / points[0]["folder"] / "steps.parquet").is_file()
+    again = kvsim("plot", "c").stdout.split()
+    assert sorted(again) == sorted(set(again)) and "c/charts/rate.png" in again
+
+
+def test_an_existing_folder_is_kept_unless_told_otherwise(kvsim, tmp_path):
+    kvsim("run", "x.yaml", "--no-charts", "-q")
+    before = (tmp_path / "results/x/summary.json").read_bytes()
+    refused = kvsim("run", "x.yaml", "--no-charts", "--set", "seed=1", status=1)
+    assert "already exists" in refused.stderr and refused.stdout == ""
+    assert (tmp_path / "results/x/summary.json").read_bytes() == before
+    kvsim("run", "x.yaml", "--no-charts", "--set", "seed=1", "--overwrite", "-q")
+    assert (tmp_path / "results/x/summary.json").read_bytes() != before
+
+
+def test_a_foreign_folder_is_never_overwritten(kvsim, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    refused = kvsim("run", "x.yaml", "-o", "mine", "--overwrite", "--no-charts", status=1)
+    assert "not a results folder" in refused.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_failed_run_leaves_nothing_behind(kvsim, tmp_path):
+    text = EXPERIMENT.replace("num_requests: 30", "num_requests: 0")
+    (tmp_path / "bad.yaml").write_text(text)
+    failed = kvsim("run", "bad.yaml", "-o", "out", status=1)
+    assert "bad.yaml:5: workload.num_requests: 0" in failed.stderr
+    trace = ["--set", "workload={kind: trace, path: absent.csv}"]
+    assert "absent.csv" in kvsim("run", "x.yaml", *trace, "-o", "out", status=1).stderr
+    assert "absent.csv" in kvsim("compare", "x.yaml", *trace, "-o", "out", status=1).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "x.yaml"]
+
+
+def test_a_pool_too_small_for_anyone_refuses_everyone_and_says_so(kvsim):
+    done = kvsim("compare", "x.yaml", "--set", "kv.num_blocks=1", "-o", "tiny")
+    assert "refused 30 never_fits" in done.stdout
+
+
+def test_validate_prints_the_resolved_file_or_every_fault(kvsim, tmp_path):
+    assert "num_blocks: 983" in kvsim("validate", "x.yaml").stdout
+    (tmp_path / "bad.yaml").write_text(EXPERIMENT.replace("kv:", "kw:") + "sed: 1\n")
+    failed = kvsim("validate", "bad.yaml", status=1)
+    assert failed.stderr.count("error: bad.yaml") == 3 and failed.stdout == ""
+
+
+def test_init_writes_a_file_that_is_valid(kvsim, tmp_path):
+    kvsim("init", "mine.yaml")
+    kvsim("validate", "mine.yaml")
+    assert "already exists" in kvsim("init", "mine.yaml", status=1).stderr
+
+
+def test_the_schema_is_json_and_names_the_policies(kvsim):
+    schema = json.loads(kvsim("schema").stdout)
+    assert {"Contiguous", "Paged", "PagedSharing"} <= set(schema["$defs"])
+
+
+def test_metrics_prints_every_definition(kvsim):
+    printed = kvsim("metrics").stdout
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms", "copies_avoided", "external"):
+        assert name in printed
+
+
+def test_a_generated_trace_is_read_back_and_converted(kvsim, tmp_path):
+    kvsim("trace", "generate", "x.yaml", "t.csv")
+    inspected = json.loads(kvsim("trace", "inspect", "t.csv", "--json").stdout)
+    assert inspected["requests"] == 30
+    kvsim("trace", "convert", "t.csv", "t.parquet")
+    assert "already exists" in kvsim("trace", "convert", "t.csv", "t.parquet", status=1).stderr
+    same = ["--set", "workload={kind: trace, path: t.parquet}"]
+    kvsim("run", "x.yaml", "--no-charts", "-q", "-o", "a")
+    kvsim("run", "x.yaml", *same, "--no-charts", "-q", "-o", "b")
+    for name in ("requests.parquet", "steps.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_embedded_trace_is_what_its_command_writes(kvsim, tmp_path):
+    config = ROOT / "experiments" / "quickstart_trace.yaml"
+    kvsim("trace", "generate", str(config), "again.csv")
+    shipped = (ROOT / "traces" / "quickstart.csv").read_bytes()
+    assert (tmp_path / "again.csv").read_bytes() == shipped
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.name
+)
+def test_every_experiment_in_the_repository_is_valid(kvsim, path):
+    kvsim("validate", str(path))
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys, kvsim.cli; print([m for m in sys.modules if m in sys.argv])"
+    heavy = ["numpy", "pandas", "pydantic", "matplotlib", "simpy", "pyarrow", "rich", "torch"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
