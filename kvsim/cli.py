@@ -119,7 +119,7 @@ def validate(file: File, sets: Sets = None) -> None:
     source = read_source(file, sets or [])
     experiment = load(source)
     points = points_of(source)
-    print(resolved_text(experiment), end="")
+    print(resolved_text(experiment, source.folder, source.folder), end="")
     print(f"{file}: valid; {len(points)} run{'s' * (len(points) != 1)}", file=sys.stderr)
 
 
@@ -269,8 +269,7 @@ def _run_one(source: Source, show: _Show) -> None:
 
 
 def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
-    from kvsim.config.loading import points_of
-    from kvsim.config.yaml_text import dump
+    from kvsim.config.loading import moved_text, points_of
     from kvsim.progress import progress
     from kvsim.study.results import new_folder, write_points
     from kvsim.study.runs import run_points
@@ -279,7 +278,7 @@ def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
     with new_folder(show.target, overwrite=show.overwrite) as folder:
         with progress("runs", quiet=show.quiet) as on_progress:
             done = run_points(points, folder, jobs or os.cpu_count() or 1, on_progress)
-        write_points(folder, dump(source.plain), done)
+        write_points(folder, moved_text(source.plain, source.folder, folder), done)
         _draw(folder, show.no_charts)
     if show.as_json:
         _print_json([{"variant": p.variant, "at": p.at, "summary": p.summary} for p in done])

@@ -66,6 +66,24 @@ def test_the_resolved_config_runs_again_to_the_same_bytes(kvsim, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_the_config_of_a_trace_run_and_of_a_comparison_run_again_from_their_folders(
+    kvsim, tmp_path
+):
+    kvsim("trace", "generate", "x.yaml", "t.csv")
+    (tmp_path / "configs").mkdir()
+    text = EXPERIMENT.split("workload:")[0] + "workload: {kind: trace, path: ../t.csv}\n"
+    (tmp_path / "configs" / "t.yaml").write_text(text)
+    quiet = ("--no-charts", "-q")
+    kvsim("run", "configs/t.yaml", *quiet, "-o", "a")
+    kvsim("run", "a/config.yaml", *quiet, "-o", "b/deep/er")
+    assert (tmp_path / "a/summary.json").read_bytes() == (
+        tmp_path / "b/deep/er/summary.json"
+    ).read_bytes()
+    kvsim("compare", "configs/t.yaml", *quiet, "-o", "c")
+    kvsim("run", "c/config.yaml", *quiet, "-o", "d")
+    assert (tmp_path / "c/points.json").read_bytes() == (tmp_path / "d/points.json").read_bytes()
+
+
 def test_json_is_all_that_stands_on_stdout(kvsim):
     summary = json.loads(kvsim("run", "x.yaml", "--no-charts", "--json").stdout)
     wanted = {"completed", "duration", "total_input_tokens", "request_goodput", "output_throughput"}

@@ -53,8 +53,8 @@ def test_a_presets_pool_is_kept_in_tokens_when_the_block_size_changes(write):
 
 
 def test_a_resolved_config_resolves_to_itself(write):
-    text = resolved_text(load(read_source(write(VALID))))
-    assert resolved_text(load(read_source(write(text)))) == text
+    text = resolved_text(load(read_source(write(VALID))), Path(), Path())
+    assert resolved_text(load(read_source(write(text))), Path(), Path()) == text
 
 
 def test_every_fault_is_reported_at_once_with_line_value_and_nearest_key(write):

@@ -43,7 +43,7 @@ class Setup:
     stop_ns: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """One generation; the first of a request stands for all `width` of them until they fork."""
 
@@ -316,6 +316,7 @@ class Server:
         self.memory = ContiguousMemory(setup, output_tokens) if contiguous else PagedMemory(setup)
         self.waiting: list[Answer] = []
         self.running: list[Answer] = []
+        self.complete: list[Answer] = []  # in a static batch, waiting for its last
         self.step: Step | None = None
         self.wakes_ns: int | None = None
         self.idle_since_ns: int | None = 0
@@ -327,7 +328,6 @@ class Server:
         self.preempted: list[Answer] = []
         self.budget = setup.max_num_batched_tokens
         padding_tokens = 0
-        complete = [answer for answer in self.running if answer.is_complete]
         if setup.is_static and self.running:
             self.work = [(answer, 1) for answer in self.running if not answer.is_complete]
             limit = STATIC_BATCH
@@ -346,7 +346,7 @@ class Server:
         prompts = [(a, n) for a, n in self.work if (a, n) not in decodes]
         num_prompt = sum(n for _, n in prompts)
         duration = setup.base_ms * 1e6
-        duration += setup.per_seq_ms * 1e6 * (len(self.work) + len(complete))
+        duration += setup.per_seq_ms * 1e6 * (len(self.work) + len(self.complete))
         if num_prompt + padding_tokens:
             duration += setup.prompt_step_ms * 1e6
             duration += setup.per_prompt_token_ms * 1e6 * (num_prompt + padding_tokens)
@@ -433,9 +433,14 @@ class Server:
             made += [(answer.row, answer.sample + n) for n in range(answer.width)]
             if answer.width > 1 and not answer.is_complete:
                 self._fork(answer)
-        over = [answer for answer in self.running if answer.is_complete]
-        if self.setup.is_static and len(over) < len(self.running):
-            over = []
+        self.complete += [
+            answer
+            for answer in self.running
+            if answer.is_complete and answer not in self.complete
+        ]
+        over: list[Answer] = []
+        if not self.setup.is_static or len(self.complete) == len(self.running):
+            over, self.complete = self.complete, []
         for answer in over:
             self.memory.release(answer)
             self.running.remove(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -114,9 +115,27 @@ def load(source: Source) -> Experiment:
     return experiment
 
 
-def resolved_text(experiment: Experiment) -> str:
-    """The experiment as YAML that runs again as it is."""
-    return yaml_text.dump(experiment.model_dump(mode="json", exclude_none=True))
+def resolved_text(experiment: Experiment, folder: Path, new_folder: Path) -> str:
+    """The experiment as YAML that runs again as it is from new_folder; its paths were relative to
+    `folder`."""
+    plain = experiment.model_dump(mode="json", exclude_none=True)
+    return moved_text(plain, folder, new_folder)
+
+
+def moved_text(plain: dict, folder: Path, new_folder: Path) -> str:
+    """A config's values as YAML, its relative paths turned from `folder` to new_folder."""
+    return yaml_text.dump(_moved(plain, "", folder.resolve(), new_folder.resolve()))
+
+
+def _moved(value: Any, key: str, folder: Path, new_folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {name: _moved(item, str(name), folder, new_folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, key, folder, new_folder) for item in value]
+    is_path = isinstance(value, str) and key.rsplit(".", 1)[-1] == "path"
+    if not is_path or Path(value).is_absolute():
+        return value
+    return Path(os.path.relpath(folder / value, new_folder)).as_posix()
 
 
 def points_of(source: Source) -> list[tuple[str, dict[str, Any], Source]]:

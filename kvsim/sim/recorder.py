@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,9 @@ ENDED_COLUMNS = (
 )
 
 
+_pack_plan = Struct(f"={len(PLAN_COLUMNS)}q").pack  # a third of the time of array.extend
+
+
 class RunOfTokens(NamedTuple):
     """Answer `sample` of request `index` made one token in each step from `first` to `last`."""
 
@@ -76,7 +80,7 @@ class Recorder:
         self._final_tokens = final_tokens  # prompt + answer of each request
         self._resident = 0  # final tokens, summed over running sequences
         self._num_steps = 0
-        self._plans = array("q")
+        self._plans = bytearray()
         self._durations = array("q")
         self._taken = array("q")
         self._runs = array("q")
@@ -131,7 +135,7 @@ class Recorder:
         """Take over the planned step and its repeats. `finished` made their last token; those
         that have ended also left the batch."""
         num_steps = len(durations_ns)
-        self._plans.extend((start_ns, num_steps, *self._snapshot))
+        self._plans += _pack_plan(start_ns, num_steps, *self._snapshot)
         self._durations.extend(durations_ns)
         self._taken.append(0)
         if done.taken:
@@ -206,6 +210,6 @@ class Recorder:
         )
 
 
-def _columns(values: array, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    table = np.array(values, np.int64).reshape(-1, len(names))
+def _columns(values: array | bytearray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    table = np.frombuffer(values, np.int64).reshape(-1, len(names))
     return {name: table[:, place].copy() for place, name in enumerate(names)}

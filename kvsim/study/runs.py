@@ -49,17 +49,17 @@ def run_point(source: Source, out: Path, on_progress: Progress | None = None) ->
     window = window_of(run, measure.warmup_s, measure.cooldown_s)
     figures = summarize(run, window, Slo(**experiment.slo.model_dump()))
     summary = _header(experiment, len(workload), workload.notes) | figures
-    write_run(out, resolved_text(experiment), run, summary)
+    write_run(out, resolved_text(experiment, source.folder, out), run, summary)
     return summary
 
 
 def run_points(
     points: list[tuple[str, dict, Source]], out: Path, jobs: int, on_progress: Progress | None
 ) -> list[Point]:
-    """Simulate every point into a folder of its own under `out`, `jobs` at a time."""
+    """Simulate every point into a folder of its own under `out`/runs, `jobs` at a time."""
     import joblib
 
-    folders = [out / name for name in _folder_names(points)]
+    folders = [out / "runs" / name for name in _folder_names(points)]
     tasks = (
         joblib.delayed(_numbered)(number, source, folder)
         for number, ((_, _, source), folder) in enumerate(zip(points, folders, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from kvsim.engine.request import Sequence, Span, answer_stream
 
@@ -62,8 +62,8 @@ class HashChain:
         """Leading blocks of seq that are in the pool. One token at least is always left to
         compute, so a prompt of whole blocks never hits its last one."""
         found: list[int] = []
-        first = self._first
-        for key in self._keys(seq, (seq.num_tokens - 1) // self._block_size):
+        first, limit = self._first, (seq.num_tokens - 1) // self._block_size
+        for key in islice(self._keys(seq, limit), limit):
             block = first.get(key)
             if block is None:
                 break
@@ -75,21 +75,20 @@ class HashChain:
         start = seq.num_sealed
         if upto <= start:
             return
-        keys = self._keys(seq, upto)
+        keys, blocks, key_of, first = self._keys(seq, upto), seq.blocks, self._key, self._first
         for number in range(start, upto):
-            block = seq.blocks[number]
-            if block in self._key:  # a hit: its first owner published it
+            block = blocks[number]
+            if block in key_of:  # a hit: its first owner published it
                 continue
-            key = keys[number]
-            self._key[block] = key
-            if self._first.setdefault(key, block) != block:
+            key = key_of[block] = keys[number]
+            if first.setdefault(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
         seq.num_sealed = upto
 
     def forget(self, block: int) -> None:
         """The pool reuses `block`: it no longer holds these tokens."""
         key = self._key.pop(block)
-        copies = self._copies.get(key)
+        copies = self._copies.get(key) if self._copies else None
         if self._first[key] == block:
             if copies:
                 self._first[key] = copies.pop(0)
@@ -102,14 +101,14 @@ class HashChain:
             del self._copies[key]
 
     def _keys(self, seq: Sequence, count: int) -> list[int]:
-        """seq's first `count` keys (or more, where more are known)."""
-        if seq.keys is None or seq.key_source is None:
+        """seq's keys, its first `count` among them."""
+        keys = seq.keys
+        if keys is None:
             request = seq.request
             # the answers of further samples are nobody's to quote: streams below every first one
             answer = answer_stream(request.index) - (seq.sample << 40)
-            seq.keys = []
+            keys = seq.keys = []
             seq.key_source = block_keys(request.prompt, answer, self._block_size)
-        keys = seq.keys
-        for _ in range(count - len(keys)):
-            keys.append(next(seq.key_source))
-        return keys if len(keys) == count else keys[:count]
+        if len(keys) < count:
+            keys += islice(seq.key_source, count - len(keys))
+        return keys

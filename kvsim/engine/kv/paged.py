@@ -139,14 +139,18 @@ class Paged:
         return min(steps, limit)
 
     def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
-        taken = []
-        buckets, size = decodes.buckets, self.block_size
-        for clock in range(decodes.clock + 1, decodes.clock + num_steps):
-            bucket = buckets[clock % size]
-            taken.append(len(bucket))
-            if bucket:
-                is_granted = self._grow_bucket(bucket)
-                assert is_granted, "headroom promised this step"
+        size, clocks = self.block_size, range(decodes.clock + 1, decodes.clock + num_steps)
+        buckets = [decodes.buckets[clock % size] for clock in clocks]
+        taken = [len(bucket) for bucket in buckets]
+        if self._index is None and sum(taken) <= len(self._pool.unkeyed):
+            take = self._pool.unkeyed.pop
+            for bucket in buckets:
+                for seq in bucket.values():
+                    seq.blocks.append(take())
+            return taken
+        for clock, bucket in zip(clocks, buckets, strict=True):
+            is_granted = self._grow_bucket(bucket)
+            assert is_granted, "headroom promised this step"
             if self._index is not None:
                 self._seal_filling(decodes, clock)
         return taken
