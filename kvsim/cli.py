@@ -1,4 +1,4 @@
-"""The command line: `kvsim run`, `compare`, `plot`, `validate`, `init`, `schema`, `metrics`,
+"""The command line: `kvsim run`, `compare`, `plot`, `validate`, `init`, `schema`,
 `trace`. Heavy imports stand inside the commands, so that `--help` is quick."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import typer
 
 from kvsim import __version__
 from kvsim.errors import UserError
+from kvsim.study import definitions
 
 if TYPE_CHECKING:
     from kvsim.config.loading import Source
@@ -53,7 +54,7 @@ def _version(
         raise typer.Exit
 
 
-@app.command()
+@app.command(epilog="\b\n" + definitions.text().replace("\n\n", "\n\n\b\n"))
 def run(
     file: File,
     sets: Sets = None,
@@ -67,7 +68,7 @@ def run(
     """Simulate an experiment, and every point of its `compare` and `sweep`.
 
     Writes config.yaml (resolved: it runs again as it is), summary.json, requests.parquet,
-    steps.parquet and charts. `kvsim metrics` says what each figure means.
+    steps.parquet and charts. What each figure means stands below.
     """
     from kvsim.config.loading import read_source
 
@@ -148,19 +149,6 @@ def schema() -> None:
     from kvsim.config.models import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))
-
-
-@app.command()
-def metrics() -> None:
-    """Print what each figure of a summary means."""
-    from kvsim.study.metrics import DEFINITIONS
-    from kvsim.study.tables import SLOT_KINDS_TEXT
-
-    width = max(map(len, DEFINITIONS))
-    for name, meaning in DEFINITIONS.items():
-        print(f"{name:<{width}}  {meaning}")
-    print()
-    print(SLOT_KINDS_TEXT)
 
 
 Format = Annotated[str, typer.Option("--format", "-f", help="trace format, or auto")]

@@ -83,7 +83,7 @@ class KV(Model):
 
 
 class Measure(Model):
-    """The window that figures are about, and how waste is booked (`kvsim metrics`)."""
+    """The window that figures are about, and how waste is booked (`kvsim run --help`)."""
 
     warmup_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     cooldown_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0

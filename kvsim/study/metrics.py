@@ -1,4 +1,4 @@
-"""The figures of a run and what they mean: one place, printed by `kvsim metrics`."""
+"""The figures of a run: what DEFINITIONS says, computed from its tables."""
 
 from __future__ import annotations
 
@@ -8,48 +8,10 @@ import numpy as np
 
 from kvsim.engine.plan import LIMITS
 from kvsim.sim.feed import Outcome
-from kvsim.study.tables import SLOT_KINDS, Run, Table
+from kvsim.study.definitions import SLOT_KINDS
+from kvsim.study.tables import Run, Table
 
 PERCENTILES = (90, 95, 99)
-
-DEFINITIONS = {
-    "completed": "requests that finished in the window; the figures per request are over these",
-    "failed": "requests refused, by reason in `refused`; none of them is in any other figure",
-    "unfinished": "requests still waiting or running when the simulation stopped",
-    "duration": "length of the window in s: first arrival to last token, less the cuts",
-    "window_start_s": "where the window starts and, `window_end_s`, ends in simulated time",
-    "total_input_tokens": "prompt tokens of the requests completed",
-    "total_output_tokens": "answer tokens made in the window",
-    "request_throughput": "completed, per s",
-    "output_throughput": "answer tokens made in the window, per s",
-    "total_token_throughput": "total_output_tokens and total_input_tokens, per s",
-    "request_goodput": "completed requests that met every limit of `slo`, per s",
-    "slo_share": "share of completed requests that met every limit of `slo`",
-    "max_output_tokens_per_s": "most answer tokens made within one whole second",
-    "max_concurrent_requests": "most requests between arrival and finish at once",
-    "ttft_ms": "time to first token: arrival to the end of the step that made it",
-    "tpot_ms": "time per output token: (finish - first token) / (answer tokens - 1), per request",
-    "itl_ms": "inter-token latency: between consecutive tokens of an answer, over all tokens",
-    "e2el_ms": "end-to-end latency: arrival to the last token (of the last parallel answer)",
-    "queue_ms": "arrival to first admission",
-    "normalized_latency_s": "mean over requests of e2el / answer tokens (Kwon et al. 2023)",
-    "waste": "mean shares of the KV pool over the window, by kind; they add up to 1",
-    "kv_used_peak": "largest share of the pool held by sequences in a step",
-    "batch_size": "sequences in the running batch: mean over the time with work, and peak",
-    "num_waiting": "sequences waiting: mean over the window, and peak",
-    "preemptions": "times in the window that a sequence lost its KV to an older one",
-    "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
-    "recomputed_share": "recomputed tokens / all tokens computed",
-    "hit_tokens": "prompt tokens found in the prefix cache, not computed",
-    "hit_share": "hit tokens / prompt tokens admitted",
-    "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
-    "copies_made": "blocks copied on write",
-    "copies_avoided": "blocks_shared_at_forks - copies_made",
-    "sharing_saving": "1 - slots holding tokens / tokens held (mean over the window)",
-    "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
-    "`arrivals`: none did",
-    "binding_limit": "the limit with the largest share",
-}
 
 
 class Slo(NamedTuple):
@@ -114,7 +76,7 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
     figures |= _spread("itl", gaps["itl_ns"][counted] / 1e6, gaps["count"][counted])
     figures["normalized_latency_s"] = _mean(latency["normalized"])
     figures |= _goodput(latency, slo, seconds)
-    return figures | _memory(run, window) | _sharing(run, done)
+    return figures | _memory(run, window) | _sharing(run, done, inside)
 
 
 def _latencies(requests: Table, done: np.ndarray) -> Table:
@@ -183,20 +145,19 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
     }
 
 
-def _sharing(run: Run, done: np.ndarray) -> dict[str, object]:
-    requests, log = run.requests, run.log
+def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object]:
+    requests, steps, log = run.requests, run.steps, run.log
     recomputed = int(requests["num_recomputed"][done].sum())
     hits = int(requests["num_hit"][done].sum())
-    prompt = int((requests["prompt_tokens"] * requests["num_samples"])[done].sum())
-    generated = int(requests["num_generated"][done].sum())
+    prompt = int(steps["num_prompt_tokens"][inside].sum())
     shared = sum(replica.num_forked_blocks for replica in log.replicas)
     copies = sum(replica.num_copies for replica in log.replicas)
     return {
         "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
         "recomputed_tokens": recomputed,
-        "recomputed_share": _per(recomputed, recomputed + prompt - hits + generated),
+        "recomputed_share": _per(recomputed, prompt + int(steps["num_decodes"][inside].sum())),
         "hit_tokens": hits,
-        "hit_share": _per(hits, prompt),
+        "hit_share": _per(hits, hits + prompt),
         "blocks_shared_at_forks": shared,
         "copies_made": copies,
         "copies_avoided": shared - copies,

@@ -6,8 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvsim.study.definitions import SLOT_KINDS
 from kvsim.study.results import Point
-from kvsim.study.tables import SLOT_KINDS
 
 KIND_TITLES = {
     "token": "tokens",
@@ -28,8 +28,8 @@ def print_points(points: list[Point]) -> None:
     for kind in SLOT_KINDS:
         memory.add_column(KIND_TITLES[kind], justify="right")
     memory.add_column("batch", justify="right")
-    memory.add_column("preempted", justify="right")
-    memory.add_column("hit tokens", justify="right")
+    memory.add_column("pre-\nempted", justify="right")
+    memory.add_column("hit\ntokens", justify="right")
     memory.add_column("bound by", justify="left")
     speed = _table("What follows", names)
     for title in (
@@ -134,7 +134,15 @@ def _print_warnings(console: Console, points: list[Point]) -> None:
 
 
 def _table(title: str, keys: list[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("policy", no_wrap=True)
     for key in keys:
         table.add_column(key, justify="right")
@@ -142,7 +150,7 @@ def _table(title: str, keys: list[str]) -> Table:
 
 
 def _title(s: dict) -> str:
-    return f"{s['engine']}, {s['policy']}, {s['num_prompts']:,} requests, seed {s['seed']}"
+    return f"{s['model_id']}, {s['policy']}, {s['num_prompts']:,} requests, seed {s['seed']}"
 
 
 def _width() -> int | None:

@@ -100,8 +100,9 @@ def _folder_names(points: list[tuple[str, dict, Source]]) -> list[str]:
 def _header(experiment: Experiment, num_requests: int, notes: list[str]) -> dict:
     """What the figures belong to."""
     return {
+        "backend": "kvsim",
         "kvsim": __version__,
-        "engine": experiment.engine.preset or "custom",
+        "model_id": experiment.engine.preset or "custom",
         "policy": experiment.kv.policy.kind,
         "block_size": experiment.kv.block_size,
         "num_blocks": experiment.kv.num_blocks,

@@ -10,27 +10,10 @@ from kvsim.engine.plan import ARRIVALS, MAX_NUM_BATCHED_TOKENS
 from kvsim.sim.feed import Outcome
 from kvsim.sim.recorder import ReplicaLog
 from kvsim.sim.run import RunLog
+from kvsim.study.definitions import SLOT_KINDS
 
 Table = dict[str, np.ndarray]
 Booking = Literal["paper", "common"]
-
-SLOT_KINDS = ("token", "reserved", "internal", "external", "cached", "free")
-SLOT_KINDS_TEXT = """\
-Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
-
-token     hold a token's KV (a shared slot counts once)
-reserved  set aside for tokens that their sequence will still make
-internal  inside a sequence's reservation or last block, and never to hold a token (of a last
-          block: not yet)
-external  external fragmentation and others: free or rounded up, and of no use to a request
-cached    unreferenced, but a prefix hit can revive them
-free      can be given to anyone
-
-Two bookings differ for contiguous policies. `paper` (Kwon et al. 2023, Figure 2, as its artifact
-computes it): internal is the reservation beyond the true length; what a chunk is rounded up by and
-all free memory are external & others. `common`: rounding is internal; free memory outside the
-largest free run is external, and that run is free.
-"""
 
 
 class Run(NamedTuple):

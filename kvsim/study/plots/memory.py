@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvsim.study.definitions import SLOT_KINDS
 from kvsim.study.plots.kinds import KIND_STYLES, LEAST_SHOWN, kind_handles
 from kvsim.study.plots.select import Selection
 from kvsim.study.plots.style import CHAR_IN, WIDTH_IN, legend_above, new_figure, wrapped
@@ -18,7 +19,6 @@ from kvsim.study.plots.timeline import (
     time_axis,
     time_edges_ns,
 )
-from kvsim.study.tables import SLOT_KINDS
 
 COLUMNS_OF = {1: 1, 3: 3}  # panels in a row; of any other number 2
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
+from kvsim.study.definitions import SLOT_KINDS
 from kvsim.study.results import IDLE, STEPS
-from kvsim.study.tables import SLOT_KINDS, Table
+from kvsim.study.tables import Table
 
 SPANS = ("replica", "start_ns", "end_ns")
 NS_PER_S = 1e9

@@ -5,10 +5,10 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvsim.study.definitions import SLOT_KINDS
 from kvsim.study.plots.kinds import KIND_STYLES, LEAST_SHOWN, kind_handles
 from kvsim.study.plots.select import Selection
 from kvsim.study.plots.style import CHAR_IN, legend_above, new_figure, wrapped
-from kvsim.study.tables import SLOT_KINDS
 
 BAR_IN = 0.32
 

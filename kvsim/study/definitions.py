@@ -1,0 +1,66 @@
+"""What every figure of a run means; printed by `kvsim run --help`."""
+
+SLOT_KINDS = ("token", "reserved", "internal", "external", "cached", "free")
+SLOT_KINDS_TEXT = """\
+Where the slots of a pool are; for each step the columns `<kind>_slots` add up to the pool.
+
+token     hold a token's KV (a shared slot counts once)
+reserved  set aside for tokens that their sequence will still make
+internal  inside a sequence's reservation or last block, and never to hold a token (of a last
+          block: not yet)
+external  external fragmentation and others: free or rounded up, and of no use to a request
+cached    unreferenced, but a prefix hit can revive them
+free      can be given to anyone
+
+Two bookings differ for contiguous policies. `paper` (Kwon et al. 2023, Figure 2, as its artifact
+computes it): internal is the reservation beyond the true length; what a chunk is rounded up by and
+all free memory are external & others. `common`: rounding is internal; free memory outside the
+largest free run is external, and that run is free.
+"""
+
+DEFINITIONS = {
+    "completed": "requests that finished in the window; the figures per request are over these",
+    "failed": "requests refused, by reason in `refused`; none of them is in any other figure",
+    "unfinished": "requests still waiting or running when the simulation stopped",
+    "duration": "length of the window in s: first arrival to last token, less the cuts",
+    "window_start_s": "where the window starts and, `window_end_s`, ends in simulated time",
+    "total_input_tokens": "prompt tokens of the requests completed",
+    "total_output_tokens": "answer tokens made in the window",
+    "request_throughput": "completed, per s",
+    "output_throughput": "answer tokens made in the window, per s",
+    "total_token_throughput": "total_output_tokens and total_input_tokens, per s",
+    "request_goodput": "completed requests that met every limit of `slo`, per s",
+    "slo_share": "share of completed requests that met every limit of `slo`",
+    "max_output_tokens_per_s": "most answer tokens made within one whole second",
+    "max_concurrent_requests": "most requests between arrival and finish at once",
+    "ttft_ms": "time to first token: arrival to the end of the step that made it",
+    "tpot_ms": "time per output token: (finish - first token) / (answer tokens - 1), per request",
+    "itl_ms": "inter-token latency: between consecutive tokens of an answer, over all tokens",
+    "e2el_ms": "end-to-end latency: arrival to the last token (of the last parallel answer)",
+    "queue_ms": "arrival to first admission",
+    "normalized_latency_s": "mean over requests of e2el / answer tokens (Kwon et al. 2023)",
+    "waste": "mean shares of the KV pool over the window, by kind; they add up to 1",
+    "kv_used_peak": "largest share of the pool held by sequences in a step",
+    "batch_size": "sequences in the running batch: mean over the time with work, and peak",
+    "num_waiting": "sequences waiting: mean over the window, and peak",
+    "preempted_requests": "completed requests that were preempted at least once",
+    "preemptions": "times in the window that a sequence lost its KV to an older one",
+    "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
+    "recomputed_share": "recomputed tokens / all tokens computed in the window",
+    "hit_tokens": "tokens found in the prefix cache at admission, a resumed request's own included",
+    "hit_share": "hit tokens / (hit tokens + prompt tokens computed)",
+    "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
+    "copies_made": "blocks copied on write",
+    "copies_avoided": "blocks_shared_at_forks - copies_made",
+    "sharing_saving": "1 - slots holding tokens / tokens held (mean over the window)",
+    "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
+    "`arrivals`: none did",
+    "binding_limit": "the limit with the largest share",
+}
+
+
+def text() -> str:
+    """All definitions, for a terminal."""
+    width = max(map(len, DEFINITIONS))
+    lines = [f"{name:<{width}}  {meaning}" for name, meaning in DEFINITIONS.items()]
+    return "\n".join(["The figures of summary.json:", *lines, "", SLOT_KINDS_TEXT])
