@@ -158,14 +158,14 @@ class PagedMemory:
                 inside = min(max(num_computed - number * self.size, 0), self.size)
                 filled[block] = max(filled.get(block, 0), inside)
         token = sum(filled.values())
-        cached = self.num_cached_slots
+        cached = sum(block in self.published for block in self.queue) * self.size
         free = len(self.queue) * self.size - cached
-        row = (token, 0, len(self.holders) * self.size - token, 0, cached, free)
+        row = (token, 0, self.num_held_slots - token, 0, cached, free)
         return {"paper": row, "common": row}
 
     @property
-    def num_cached_slots(self) -> int:
-        return sum(block in self.published for block in self.queue) * self.size
+    def num_held_slots(self) -> int:
+        return len(self.holders) * self.size
 
     def _take(self) -> int:
         block = self.queue.pop(0)
@@ -186,7 +186,7 @@ class PagedMemory:
 class ContiguousMemory:
     """One address space as a list of booleans; free chunks and runs are looked up in it."""
 
-    num_copies = num_forked_blocks = num_cached_slots = 0
+    num_copies = num_forked_blocks = 0
 
     def __init__(self, setup: Setup, output_tokens: list[int]) -> None:
         self.setup = setup
@@ -252,13 +252,10 @@ class ContiguousMemory:
                 held *= 2
             return (min(fitting)[1], held) if fitting else None
         fitting = [(length, start) for start, length in self.runs() if length >= count]
-        if self.setup.placement == "first_fit":
-            fitting.sort(key=lambda run: run[1])
-        return (
-            (min(fitting) if self.setup.placement == "best_fit" else fitting[0])[1:] + (count,)
-            if fitting
-            else None
-        )
+        if not fitting:
+            return None
+        lowest, best = fitting[0], min(fitting)
+        return (best if self.setup.placement == "best_fit" else lowest)[1], count
 
     def runs(self) -> list[tuple[int, int]]:
         """Free runs as (start, length), by address."""
@@ -277,7 +274,7 @@ class ContiguousMemory:
         token = sum(num_computed for _, num_computed in computed)
         final = sum(answer.final for answer, _ in computed)
         granted = sum(answer.granted for answer, _ in computed)
-        held = sum(self.is_used) * self.size
+        held = self.num_held_slots
         if self.setup.placement == "buddy":
             chunks = [chunk for one in self.chunks for chunk in self._free_chunks(*one)]
         else:
@@ -287,6 +284,10 @@ class ContiguousMemory:
             "paper": (token, final - token, granted - final, pool - granted, 0, 0),
             "common": (token, final - token, held - final, pool - held - largest, 0, largest),
         }
+
+    @property
+    def num_held_slots(self) -> int:
+        return sum(self.is_used) * self.size
 
     def _free_chunks(self, start: int, length: int) -> list[tuple[int, int]]:
         """Free chunks in an aligned one: itself, or those of its halves."""
@@ -320,7 +321,7 @@ class Server:
         self.step: Step | None = None
         self.wakes_ns: int | None = None
         self.idle_since_ns: int | None = 0
-        self.idle_cached = 0
+        self.idle_slots = self.memory.slots([])
 
     def begin(self, now_ns: int) -> None:
         setup, self.work = self.setup, []
@@ -340,10 +341,9 @@ class Server:
         else:
             self._continue()
             limit = KV_MEMORY if self.preempted else self._admit(now_ns)
-        decodes = [
-            (a, n) for a, n in self.work if n == 1 and a.computed >= len(a.prompt)
-        ]  # fmt: skip
-        prompts = [(a, n) for a, n in self.work if (a, n) not in decodes]
+        decodes, prompts = [], []
+        for a, n in self.work:
+            (decodes if n == 1 and a.computed >= len(a.prompt) else prompts).append((a, n))
         num_prompt = sum(n for _, n in prompts)
         duration = setup.base_ms * 1e6
         duration += setup.per_seq_ms * 1e6 * (len(self.work) + len(self.complete))
@@ -366,6 +366,7 @@ class Server:
             "num_preempted": len(self.preempted),
             "limit": limit,
             "logical_tokens": sum(count for _, count in computed),
+            "held_slots": self.memory.num_held_slots,
             "slots": self.memory.slots(computed),
         }
         self.step = Step(row, self.work)
@@ -434,9 +435,7 @@ class Server:
             if answer.width > 1 and not answer.is_complete:
                 self._fork(answer)
         self.complete += [
-            answer
-            for answer in self.running
-            if answer.is_complete and answer not in self.complete
+            answer for answer in self.running if answer.is_complete and answer not in self.complete
         ]
         over: list[Answer] = []
         if not self.setup.is_static or len(self.complete) == len(self.running):
@@ -471,7 +470,7 @@ class Story:
 
     steps: list[dict]
     requests: list[dict]
-    idle: list[tuple[int, int, int, int]]  # replica, start_ns, end_ns, cached slots
+    idle: list[tuple[int, int, int, dict[str, tuple]]]  # replica, start_ns, end_ns, slots
     token_ns: dict[tuple[int, int], list[int]]  # (row, sample) -> times
     num_copies: int
     num_forked_blocks: int
@@ -510,7 +509,7 @@ class _Narrator:
         ]
         self.steps: list[list[dict]] = [[] for _ in self.servers]
         self.arrivals: list[list[tuple[int, int]]] = [[] for _ in self.servers]
-        self.idle: list[tuple[int, int, int, int]] = []
+        self.idle: list[tuple[int, int, int, dict[str, tuple]]] = []
         self.token_ns: dict[tuple[int, int], list[int]] = {}
 
     def tell(self) -> Story:
@@ -534,7 +533,7 @@ class _Narrator:
         end_ns = now_ns if stop_ns is None else stop_ns
         for server in self.servers:
             if server.idle_since_ns is not None and server.idle_since_ns < end_ns:
-                span = (server.number, server.idle_since_ns, end_ns, server.idle_cached)
+                span = (server.number, server.idle_since_ns, end_ns, server.idle_slots)
                 self.idle.append(span)
         for row, request in enumerate(self.requests):
             times = [t for (r, _), all_t in self.token_ns.items() if r == row for t in all_t]
@@ -544,7 +543,7 @@ class _Narrator:
         return Story(
             [row for rows in self.steps for row in rows],
             self.requests,
-            sorted(self.idle),
+            sorted(self.idle, key=lambda span: span[:2]),
             self.token_ns,
             sum(server.memory.num_copies for server in self.servers),
             sum(server.memory.num_forked_blocks for server in self.servers),
@@ -604,13 +603,13 @@ class _Narrator:
             for answer in over:
                 self._ended(answer, now_ns)
         elif server.idle_since_ns < now_ns:
-            self.idle.append((server.number, server.idle_since_ns, now_ns, server.idle_cached))
+            self.idle.append((server.number, server.idle_since_ns, now_ns, server.idle_slots))
         server.wakes_ns = server.idle_since_ns = None
         if server.waiting or server.running:
             server.begin(now_ns)
         else:
             server.idle_since_ns = now_ns
-            server.idle_cached = server.memory.num_cached_slots
+            server.idle_slots = server.memory.slots([])
 
     def _ended(self, answer: Answer, now_ns: int) -> None:
         request = self.requests[answer.row]

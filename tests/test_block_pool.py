@@ -1,0 +1,114 @@
+"""The block pool against a dict of who holds which block."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvsim.engine.kv.pool import BlockPool
+
+NUM_BLOCKS = 7
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Holders take, share and give back; `free` is the one queue that vLLM keeps: blocks without a
+    key in front, the last freed foremost, then cached ones, the longest unreferenced first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[int] = []
+        self.pool = BlockPool(NUM_BLOCKS, self.forgotten.append)
+        self.holders: dict[int, int] = {}
+        self.free = list(range(NUM_BLOCKS))
+        self.cached: set[int] = set()
+
+    def _taken(self, blocks: list[int]) -> None:
+        """The front of the queue, and each cached block of it forgotten."""
+        assert blocks == self.free[: len(blocks)]
+        del self.free[: len(blocks)]
+        assert self.forgotten == [block for block in blocks if block in self.cached]
+        self.cached -= set(blocks)
+        self.forgotten.clear()
+        for block in blocks:
+            assert block not in self.holders, "no block is held twice"
+            self.holders[block] = 1
+
+    @rule(count=st.integers(0, NUM_BLOCKS))
+    def take(self, count):
+        if count <= self.pool.num_free:
+            self._taken(self.pool.take(count))
+
+    @precondition(lambda self: self.free)
+    @rule()
+    def take_one(self):
+        self._taken([self.pool.take_one()])
+
+    @precondition(lambda self: self.holders or self.cached)
+    @rule(data=st.data())
+    def hold(self, data):
+        block = data.draw(st.sampled_from(sorted({*self.holders, *self.cached})))
+        self.pool.hold(block)
+        if block in self.cached:
+            self.cached.remove(block)
+            self.free.remove(block)
+        self.holders[block] = self.holders.get(block, 0) + 1
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), keep=st.booleans())
+    def drop(self, data, keep):
+        block = data.draw(st.sampled_from(sorted(self.holders)))
+        self.holders[block] -= 1
+        others_remain = self.holders[block] > 0
+        assert self.pool.drop_shared(block) == others_remain
+        if others_remain:
+            return
+        del self.holders[block]
+        if keep:
+            self.pool.cached[block] = None
+            self.cached.add(block)
+            self.free.append(block)
+        else:
+            self.pool.unkeyed.append(block)
+            self.free.insert(0, block)
+
+    @invariant()
+    def every_block_is_free_or_held(self):
+        assert self.pool.num_free == len(self.free)
+        assert self.pool.num_free + len(self.holders) == NUM_BLOCKS
+        assert sorted([*self.free, *self.holders]) == list(range(NUM_BLOCKS))
+
+    @invariant()
+    def references_equal_holders(self):
+        extra = {block: count - 1 for block, count in self.holders.items() if count > 1}
+        assert self.pool.shared == extra
+
+    @invariant()
+    def only_cached_blocks_are_forgotten(self):
+        assert set(self.pool.cached) == self.cached
+        assert not self.forgotten
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(
+    derandomize=True, database=None, deadline=None, max_examples=60, stateful_step_count=40
+)
+
+
+def test_the_last_freed_block_without_a_key_is_reused_first():
+    pool = BlockPool(4)
+    first, second = pool.take(2)
+    pool.unkeyed += [first, second]
+    assert pool.take(2) == [second, first]
+
+
+def test_the_longest_unreferenced_cached_block_is_evicted_first():
+    gone: list[int] = []
+    pool = BlockPool(3, gone.append)
+    a, b, c = pool.take(3)
+    for block in (b, a, c):
+        pool.cached[block] = None
+    pool.hold(b)
+    assert pool.take(2) == [a, c]
+    assert gone == [a, c]
+    assert pool.num_evicted == 2
