@@ -189,9 +189,8 @@ def test_memory_and_limits_are_weighted_by_time(cases, name, window_name, bookin
         for code, limit in enumerate(LIMITS)
     }
     shares["arrivals"] += sum(w for w, _ in idle) / whole
-    if not setup.is_static:  # test_a_static_batch_that_takes_all_names_no_token_budget
-        assert figures["limit_shares"] == pytest.approx(shares)
-        assert figures["binding_limit"] == max(shares, key=shares.get)
+    assert figures["limit_shares"] == pytest.approx(shares)
+    assert figures["binding_limit"] == max(shares, key=shares.get)
     assert sum(figures["limit_shares"].values()) == pytest.approx(1)
     worked = sum(w for w, _ in busy)
     running = sum(w * step["num_running"] for w, step in busy)

@@ -529,7 +529,9 @@ class _Narrator:
                     self.opening.pop(0)
                     self._foresee(now_ns)
             else:
-                self._wake(next(s for s in self.servers if s.wakes_ns == now_ns), now_ns)
+                # at one instant every step ends, and what follows arrives, before the next plans
+                awake = [server for server in self.servers if server.wakes_ns == now_ns]
+                self._wake(min(awake, key=lambda s: (s.step is None, s.number)), now_ns)
         end_ns = now_ns if stop_ns is None else stop_ns
         for server in self.servers:
             if server.idle_since_ns is not None and server.idle_since_ns < end_ns:
@@ -597,12 +599,14 @@ class _Narrator:
         if server.step is not None:
             row = server.step.row
             over, made = server.commit()
+            server.wakes_ns = now_ns
             self.steps[server.number].append(row | {"num_tokens": len(made)})
             for name in made:
                 self.token_ns.setdefault(name, []).append(now_ns)
             for answer in over:
                 self._ended(answer, now_ns)
-        elif server.idle_since_ns < now_ns:
+            return
+        if server.idle_since_ns is not None and server.idle_since_ns < now_ns:
             self.idle.append((server.number, server.idle_since_ns, now_ns, server.idle_slots))
         server.wakes_ns = server.idle_since_ns = None
         if server.waiting or server.running:

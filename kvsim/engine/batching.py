@@ -29,7 +29,7 @@ def _static(scheduler: Scheduler, plan: StepPlan) -> None:
         scheduler.continue_running(plan)
         plan.limit = STATIC_BATCH
         return
-    plan.token_budget = sum(seq.num_tokens for seq in scheduler.waiting)  # whole prompts, always
+    plan.token_budget = 1 + sum(seq.num_tokens for seq in scheduler.waiting)  # never what binds
     scheduler.admit_waiting(plan)
     longest = max(work.num_new for work in plan.work)
     plan.num_padding_tokens = sum(longest - work.num_new for work in plan.work)

@@ -90,11 +90,17 @@ class Scheduler:
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
         wanted = self._share_budget(plan) if self.partial else []
-        if wanted or not kv.grow_all(decodes):
+        if not wanted and kv.grow_all(decodes):
+            kv.fill_all(decodes)
+        else:
             wanted += [(seq, 1) for seq in kv.growing(decodes)]
+            wanted += [(seq, 0) for seq in kv.filling(decodes)]
             wanted.sort(key=lambda pair: pair[0].order)
         for seq, num_new in wanted:
             if seq.state is not State.RUNNING:  # preempted by one before it
+                continue
+            if num_new == 0:
+                kv.fill(seq, decodes.clock)
                 continue
             if seq.joined_at >= 0:
                 decodes.sync(seq)
@@ -108,7 +114,6 @@ class Scheduler:
                 if seq.joined_at < 0:
                     plan.work.append(Work(seq, num_new))
                     plan.token_budget -= num_new
-        kv.filled(decodes)
         plan.token_budget -= decodes.num_seqs
         if plan.preempted:
             plan.limit = KV_MEMORY

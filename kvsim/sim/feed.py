@@ -75,6 +75,7 @@ class Feed:
         self._num_samples = workload.num_samples.tolist()
         self._missing: dict[int, int] = {}  # answers still to end, where a request has several
         self._next: dict[int, list[int]] = {}
+        self.has_followers = bool((workload.after >= 0).any())
         for row in np.flatnonzero(workload.after >= 0).tolist():
             self._next.setdefault(int(workload.after[row]), []).append(row)
 

@@ -68,6 +68,7 @@ class ReplicaLog:
     runs: dict[str, np.ndarray]
     ended: dict[str, np.ndarray]
     idle: dict[str, np.ndarray]  # the pool while nothing runs, ahead of step number `before`
+    in_flight_ns: int | None  # start of a step that the end of the simulation cut off
     can_fork: bool
     num_copies: int
     num_forked_blocks: int
@@ -87,6 +88,7 @@ class Recorder:
         self._ended = array("q")
         self._idle = array("q")
         self._snapshot: tuple[int, ...] = ()
+        self._in_flight_ns: int | None = None
 
     def planned(self, plan: StepPlan, scheduler: Scheduler, now_ns: int) -> None:
         """Note the state that the plan's first step runs in: its memory granted, its work not yet
@@ -146,6 +148,8 @@ class Recorder:
             seq.run_start = seq.run_end = step
         for seq in finished:
             seq.run_end = self._num_steps - 1
+            for sample in range(1, seq.width):  # one-token answers that never forked
+                self._runs.extend((seq.request.index, sample, step, step))
             self._close(seq)
         if done.ended:
             end_ns = start_ns + sum(durations_ns)
@@ -157,14 +161,18 @@ class Recorder:
         """Nothing runs or waits from here to the next step."""
         self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run))
 
-    def stopped(self, scheduler: Scheduler) -> None:
-        """The simulation stops here: close what is still open, less a step never committed."""
+    def stopped(self, scheduler: Scheduler, in_flight_ns: int | None) -> None:
+        """The simulation stops here, with a step in flight since in_flight_ns that is never
+        committed: close what is still open."""
+        self._in_flight_ns = in_flight_ns
         standing = set(scheduler.decodes.members())
         last = self._num_steps - 1
         for seq in (*scheduler.running.values(), *scheduler.waiting):
             seq.run_end = last if seq in standing else min(seq.run_end, last)
             if seq.run_start >= 0:
                 self._close(seq)
+            if seq.admitted_ns >= 0:
+                self._end(seq, -1)
 
     def log(self, scheduler: Scheduler) -> ReplicaLog:
         kv = scheduler.kv
@@ -175,6 +183,7 @@ class Recorder:
             _columns(self._runs, RunOfTokens._fields),
             _columns(self._ended, ENDED_COLUMNS),
             _columns(self._idle, ("before", "cached_slots", "largest_free_run")),
+            self._in_flight_ns,
             kv.can_fork,
             kv.num_copies,
             kv.num_forked_blocks,

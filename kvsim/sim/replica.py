@@ -13,8 +13,9 @@ from kvsim.engine.request import Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.sim.recorder import Recorder
 
-STEP_END = 2
-"""SimPy priority of a step's end: after every arrival at that instant. Replicas follow in order."""
+STEP_END, PLAN = 2, 1 << 20
+"""SimPy priorities. At one instant come first the arrivals, then the ends of steps (replicas in
+order, each followed by the arrivals that it causes), then the plans of the next steps."""
 
 
 class Replica:
@@ -33,15 +34,17 @@ class Replica:
         on_end: Callable[[Sequence], None],
         *,
         jump: bool,
+        has_followers: bool,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.recorder = recorder
         self.num_outstanding = 0  # sequences submitted and not ended
         self._env = env
-        self._priority = STEP_END + index
+        self._index = index
         self._on_end = on_end
         self._jump = jump
+        self._has_followers = has_followers  # an end may cause an arrival, here or elsewhere
         self._alarm: simpy.Event | None = None
         self._plan: StepPlan | None = None
         self._start_ns = 0
@@ -53,17 +56,20 @@ class Replica:
         self.num_outstanding += 1
         self.scheduler.submit(seq)
         if self._alarm is None:  # idle: plan once everything of this instant has arrived
-            self._set_alarm(0)
+            self._set_alarm(0, PLAN)
         elif self._plan is not None and self._plan.limit == ARRIVALS and len(self._durations) > 1:
             self._cut()
 
     def stop(self) -> None:
         """End the simulation now: steps that are over count, the one in flight does not."""
+        in_flight_ns = None
         if self._plan is not None:
+            in_flight_ns = self._start_ns
             self._keep(self._num_over(self._env.now))
             if self._durations:
+                in_flight_ns += sum(self._durations)
                 self._commit()
-        self.recorder.stopped(self.scheduler)
+        self.recorder.stopped(self.scheduler, in_flight_ns)
 
     def _begin(self) -> None:
         now_ns, scheduler = self._env.now, self.scheduler
@@ -73,12 +79,12 @@ class Replica:
         self._durations, self._finished = self.executor.execute(plan, steps)
         self._plan = plan
         self._start_ns = now_ns
-        self._set_alarm(sum(self._durations))
+        self._set_alarm(sum(self._durations), STEP_END)
 
     def _cut(self) -> None:
         """Let the promise end with the step in flight."""
         self._keep(self._num_over(self._env.now) + 1)
-        self._set_alarm(self._start_ns + sum(self._durations) - self._env.now)
+        self._set_alarm(self._start_ns + sum(self._durations) - self._env.now, STEP_END)
 
     def _num_over(self, now_ns: int) -> int:
         """Steps of the promise that ended before now; at one instant arrivals come first."""
@@ -90,18 +96,21 @@ class Replica:
             del self._durations[num_steps:]
             self._finished = []
 
-    def _set_alarm(self, delay_ns: int) -> None:
+    def _set_alarm(self, delay_ns: int, priority: int) -> None:
         """Wake at now + delay_ns; an alarm set before is void."""
         alarm = self._alarm = simpy.Event(self._env)
         alarm._ok, alarm._value = True, None
         alarm.callbacks.append(self._on_alarm)
-        self._env.schedule(alarm, self._priority, delay_ns)
+        self._env.schedule(alarm, priority + self._index, delay_ns)
 
     def _on_alarm(self, alarm: simpy.Event) -> None:
         if alarm is not self._alarm:
             return
         if self._plan is not None:
             self._commit()
+            if self._has_followers:  # what they send at this instant enters the next plan
+                self._set_alarm(0, PLAN)
+                return
         if self.scheduler.has_work:
             self._begin()
         else:

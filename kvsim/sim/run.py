@@ -86,7 +86,16 @@ def simulate(
         recorder = Recorder(final_tokens)
         executor = engine.make_executor(answer_tokens)
         feed.replicas.append(
-            Replica(env, index, scheduler, executor, recorder, ended, jump=engine.jump)
+            Replica(
+                env,
+                index,
+                scheduler,
+                executor,
+                recorder,
+                ended,
+                jump=engine.jump,
+                has_followers=feed.has_followers,
+            )
         )
     env.process(feed.arrivals())
     was_enabled = gc.isenabled()

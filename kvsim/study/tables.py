@@ -174,10 +174,9 @@ def _first_tokens(replica: ReplicaLog, end_ns: np.ndarray, first_token_ns: np.nd
 def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table, booking: Booking) -> Table:
     """Spans in which the replica had nothing to do, from 0 to the end of the run."""
     starts = np.concatenate([[0], steps["end_ns"]])
-    ends = np.concatenate([steps["start_ns"], [max(log.end_ns, int(starts[-1]))]])
-    noted = replica.idle
-    is_noted = np.isin(np.arange(len(starts)), noted["before"])  # not: a step in flight at the end
-    there = np.flatnonzero((ends > starts) & is_noted)
+    last = log.end_ns if replica.in_flight_ns is None else replica.in_flight_ns
+    ends = np.concatenate([steps["start_ns"], [last]])
+    there, noted = np.flatnonzero(ends > starts), replica.idle
     rows = np.searchsorted(noted["before"], there, side="right") - 1
     cached, none = noted["cached_slots"][rows], np.zeros(len(there), np.int64)
     largest = noted["largest_free_run"][rows]

@@ -98,7 +98,13 @@ class Contiguous:
     def grow_all(self, decodes: DecodeSet) -> bool:
         return True
 
-    def filled(self, decodes: DecodeSet) -> None:
+    def filling(self, decodes: DecodeSet) -> list[Sequence]:
+        return []
+
+    def fill(self, seq: Sequence, clock: int) -> None:
+        raise AssertionError("a contiguous cache shares nothing")
+
+    def fill_all(self, decodes: DecodeSet) -> None:
         pass
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:

@@ -122,9 +122,18 @@ class Paged:
     def grow_all(self, decodes: DecodeSet) -> bool:
         return self._grow_bucket(decodes.growing(decodes.clock))
 
-    def filled(self, decodes: DecodeSet) -> None:
+    def filling(self, decodes: DecodeSet) -> list[Sequence]:
+        if self._index is None:
+            return []
+        return list(decodes.growing(decodes.clock + 1).values())  # who grows next fills one now
+
+    def fill(self, seq: Sequence, clock: int) -> None:
+        length = seq.num_tokens + clock - seq.joined_at
+        self._index.seal(seq, length // self.block_size)
+
+    def fill_all(self, decodes: DecodeSet) -> None:
         if self._index is not None:
-            self._seal_filling(decodes, decodes.clock)
+            self._fill_bucket(decodes, decodes.clock)
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
         free, num_seqs, period = self._pool.num_free, decodes.num_seqs, self.block_size
@@ -152,7 +161,7 @@ class Paged:
             is_granted = self._grow_bucket(bucket)
             assert is_granted, "headroom promised this step"
             if self._index is not None:
-                self._seal_filling(decodes, clock)
+                self._fill_bucket(decodes, clock)
         return taken
 
     def usage(self) -> KVUsage:
@@ -184,10 +193,9 @@ class Paged:
             seq.blocks.append(pool.take_one())
         return True
 
-    def _seal_filling(self, decodes: DecodeSet, clock: int) -> None:
-        for seq in decodes.growing(clock + 1).values():  # who grows next fills its block now
-            length = seq.num_tokens + clock - seq.joined_at
-            self._index.seal(seq, length // self.block_size)
+    def _fill_bucket(self, decodes: DecodeSet, clock: int) -> None:
+        for seq in decodes.growing(clock + 1).values():
+            self.fill(seq, clock)
 
     def _unshared(self, seq: Sequence) -> list[int]:
         """Drop seq's references to shared blocks; the blocks that only seq held, in order."""

@@ -67,8 +67,16 @@ class KVCachePolicy(Protocol):
         """Grow all of `growing`, one after the other, or none: False if memory runs out."""
         ...
 
-    def filled(self, decodes: DecodeSet) -> None:
-        """The next step of the set was granted: blocks that it fills may be shared from now on."""
+    def filling(self, decodes: DecodeSet) -> list[Sequence]:
+        """Members whose next step fills a block that may be shared, in batch order."""
+        ...
+
+    def fill(self, seq: Sequence, clock: int) -> None:
+        """The step of member seq at `clock` was granted: share what it fills."""
+        ...
+
+    def fill_all(self, decodes: DecodeSet) -> None:
+        """fill of all who are filling, in batch order."""
         ...
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
