@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -134,8 +135,7 @@ def init(
     """Write a commented experiment file to start from."""
     from importlib.resources import files
 
-    if file.exists() and not overwrite:
-        raise UserError(f"{file}: already exists; choose another name, or add --overwrite")
+    _refuse_existing(file, overwrite)
     text = files("kvsim").joinpath("catalog", "experiment.yaml").read_text(encoding="utf-8")
     _write_text(file, text)
     print(f"{file}: written; next: kvsim run {file}")
@@ -291,6 +291,8 @@ def _print_json(value: object) -> None:
 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"{path}: not a regular file; choose another name")
     if path.exists() and not overwrite:
         raise UserError(f"{path}: already exists; choose another name, or add --overwrite")
 
@@ -307,18 +309,27 @@ def _write_text(path: Path, text: str) -> None:
 
 def main() -> None:
     """Entry point: exit status 0 on success, 1 on a mistake in the input, 2 in the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
         app()
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(1)
+        _fail(*str(error).splitlines())
     except MemoryError:
-        print("error: not enough memory for this run", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
+        _fail("not enough memory for this run")
+    except OSError as error:  # a full disk, a closed pipe, a folder without access
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror) if part))
+
+
+def _stop(number: int, frame: object) -> None:
+    """End as Ctrl-C does, so that temporary folders and worker processes go too."""
+    raise KeyboardInterrupt
+
+
+def _fail(*lines: str) -> None:
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(1)

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from kvsim.errors import UserError
 from kvsim.workload.arrivals import (
     RateState,
     all_at_once,
@@ -116,7 +117,7 @@ def test_a_duration_holds_the_arrivals_before_its_end_however_many():
     num_requests = within(process, partial(rng, 0, "arrivals"), 60 * 10**9)
     arrival_ns = process(num_requests + 1, rng(0, "arrivals"))
     assert arrival_ns[-2] < 60 * 10**9 <= arrival_ns[-1]
-    with pytest.raises(ValueError, match="all at once"):
+    with pytest.raises(UserError, match="all at once"):
         within(all_at_once, partial(rng, 0, "arrivals"), 10**9)
 
 

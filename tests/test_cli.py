@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = """\
@@ -121,7 +123,7 @@ def test_a_foreign_folder_is_never_overwritten(kvsim, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     refused = kvsim("run", "x.yaml", "-o", "mine", "--overwrite", "--no-charts", status=1)
-    assert "not a results folder" in refused.stderr
+    assert "'thesis.txt', which is not kvsim's" in refused.stderr
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
@@ -138,7 +140,7 @@ def test_a_failed_run_leaves_nothing_behind(kvsim, tmp_path):
 
 def test_a_pool_too_small_for_anyone_refuses_everyone_and_says_so(kvsim):
     done = kvsim("compare", "x.yaml", "--set", "kv.num_blocks=1", "-o", "tiny")
-    assert "refused 30 never_fits" in done.stdout
+    assert "requests refused, too large for the pool" in done.stdout
 
 
 def test_validate_prints_the_resolved_file_or_every_fault(kvsim, tmp_path):
@@ -189,7 +191,10 @@ def test_the_embedded_trace_is_what_its_command_writes(kvsim, tmp_path):
     "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.name
 )
 def test_every_experiment_in_the_repository_is_valid(kvsim, path):
-    kvsim("validate", str(path))
+    plain = yaml.safe_load(path.read_text())["workload"]
+    is_here = "path" not in plain or (path.parent / plain["path"]).exists()
+    trace = ROOT / "traces" / "quickstart.csv"  # for one that its user brings
+    kvsim("validate", str(path), *([] if is_here else ["--set", f"workload.path={trace}"]))
 
 
 def test_help_loads_nothing_heavy():
@@ -197,3 +202,77 @@ def test_help_loads_nothing_heavy():
     heavy = ["numpy", "pandas", "pydantic", "matplotlib", "simpy", "pyarrow", "rich", "torch"]
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_with_the_users_own_files_is_never_replaced(kvsim, tmp_path):
+    kvsim("run", "x.yaml", "--no-charts", "-q", "-o", "out")
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    refused = kvsim("run", "x.yaml", "--no-charts", "-o", "out", "--overwrite", status=1)
+    assert "'notes.md'" in refused.stderr
+    kvsim("trace", "generate", "x.yaml", "in/t.csv", status=1)
+    (tmp_path / "in").mkdir()
+    kvsim("trace", "generate", "x.yaml", "in/trace.csv")
+    text = EXPERIMENT.split("workload:")[0] + "workload: {kind: trace, path: trace.csv}\n"
+    (tmp_path / "in" / "config.yaml").write_text(text)
+    kvsim("run", "in/config.yaml", "-o", "in", "--overwrite", "-q", status=1)
+    assert (tmp_path / "in" / "trace.csv").is_file()
+
+
+def test_the_current_folder_is_no_results_folder(kvsim, tmp_path):
+    refused = kvsim("run", "x.yaml", "-o", ".", "--overwrite", status=1)
+    assert "is the current folder" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["x.yaml"]
+
+
+def test_a_variants_name_may_hold_what_looks_like_markup(kvsim):
+    variants = 'compare={"paged [/16]": {seed: 1}, "[b]": {seed: 2}, "../../x": {seed: 3}}'
+    done = kvsim("run", "x.yaml", "--set", variants, "-o", "m", "-j", "1")
+    assert "paged [/16]" in done.stdout and "[b]" in done.stdout
+
+
+def test_a_terminated_run_leaves_no_temporary_folder(kvsim, tmp_path):
+    many = ["--set", "workload.num_requests=300000"]
+    command = [sys.executable, "-m", "kvsim", "run", "x.yaml", *many, "-o", "out"]
+    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    while not any(path.name.startswith(".out.") for path in tmp_path.iterdir()):
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.terminate()
+    assert child.wait(timeout=60) != 0
+    child.stderr.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.yaml"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workload.arrivals.rate_per_s=1e-12",
+        "workload={kind: synthetic, duration_s: 1e12, arrivals: {kind: poisson, rate_per_s: 1}, "
+        "lengths: {kind: preset, name: alpaca}}",
+        "workload.arrivals={kind: markov_modulated, states: [{rate_per_s: 1, "
+        "mean_dwell_s: 1e-12}]}",
+        "workload.arrivals={kind: closed_loop, num_users: 1, think: {kind: fixed, think_s: 1e9}}",
+    ],
+)
+def test_times_beyond_the_clock_and_draws_without_end_are_refused(kvsim, override):
+    assert "workload" in (done := kvsim("run", "x.yaml", "--set", override, status=1).stderr) or (
+        "clock" in done
+    )
+
+
+def test_a_damaged_results_folder_is_said_to_be_damaged(kvsim, tmp_path):
+    kvsim("run", "x.yaml", "--no-charts", "-q", "-o", "out")
+    for name, text in (("steps.parquet", "junk"), ("summary.json", "{}"), ("summary.json", "[]")):
+        (tmp_path / "out" / name).write_text(text)
+        assert "damaged" in kvsim("plot", "out", status=1).stderr
+
+
+def test_no_space_left_is_said_in_one_line(kvsim):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvsim", "schema"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -19,7 +19,7 @@ ALLOWED = {
     "kvsim.engine": (),
     "kvsim.latency": (*ENGINE_TYPES, "kvsim.errors"),
     "kvsim.workload": (*ENGINE_TYPES, "kvsim.errors"),
-    "kvsim.sim": ("kvsim.engine", "kvsim.workload", "kvsim.latency", "simpy"),
+    "kvsim.sim": ("kvsim.engine", "kvsim.workload", "kvsim.latency", "kvsim.errors", "simpy"),
 }
 # inside functions only: most runs need neither, and they take long to load
 LAZY = {"kvsim.workload.traces": ("pyarrow", "pandas", "tiktoken", "tokenizers")}

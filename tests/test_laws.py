@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.engine.batching import CONTINUOUS
 from kvsim.engine.kv.contiguous import Contiguous, reserve_max
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
-from kvsim.sim.feed import Outcome
-from kvsim.study.tables import Run
+from kvsim.latency.model import Linear
+from kvsim.sim.executor import SimulatedExecutor
+from kvsim.sim.feed import Outcome, round_robin
+from kvsim.sim.run import Engine, simulate
+from kvsim.study.metrics import Slo, Window, summarize
+from kvsim.study.tables import Run, expand
 from kvsim.workload.workload import Workload, columns
 from tests.test_twin import (
     FAMILIES,
@@ -261,3 +267,22 @@ def test_more_replicas_make_the_same_tokens_sooner():
         assert (run.requests["outcome"] == Outcome.STOP).all()
         ends.append(run.log.end_ns)
     assert ends[0] > ends[1] > ends[2]
+
+
+def test_shares_of_a_long_run_in_a_large_pool_add_up_to_one():
+    """Slots times nanoseconds pass 2**63 after some hours."""
+    arrivals = np.arange(3) * 30_000 * 1_000_000_000
+    workload = columns(arrivals, np.full(3, 1000), np.full(3, 100))
+    engine = Engine(
+        make_kv=lambda: Paged(1_000_000, 16),
+        make_executor=partial(SimulatedExecutor, Linear(8, 0.05, 0.06, 0.021)),
+        batching=CONTINUOUS,
+        max_model_len=4096,
+        max_num_seqs=8,
+        max_num_batched_tokens=4096,
+        chunked_prefill=True,
+    )
+    run = expand(simulate(workload, engine, route=round_robin()), "paper")
+    waste = summarize(run, Window(0, run.log.end_ns), Slo())["waste"]
+    assert sum(waste.values()) == pytest.approx(1)
+    assert waste["free"] > 0.99

@@ -124,7 +124,9 @@ def test_latencies_and_rates_are_those_of_every_token(cases, name, window_name):
     assert figures["max_output_tokens_per_s"] == per_second.max()
     outcomes = [one["outcome"] for one in story.requests]
     assert figures["failed"] == sum(outcome > 2 for outcome in outcomes)
-    assert figures["unfinished"] == outcomes.count(2)
+    assert figures["unfinished"] + figures["not_arrived"] == outcomes.count(2)
+    absent = [request for request in story.requests if request["arrival_ns"] < 0]
+    assert figures["not_arrived"] == len(absent)
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -199,7 +201,7 @@ def test_memory_and_limits_are_weighted_by_time(cases, name, window_name, bookin
     assert figures["batch_size_peak"] == max(step["num_running"] for _, step in busy)
     assert figures["num_waiting_mean"] == pytest.approx(waiting / whole)
     assert figures["num_waiting_peak"] == max(step["num_waiting"] for _, step in busy)
-    held = max(step["held_slots"] for _, step in busy)
+    held = max(step["held_blocks"] for _, step in busy) * setup.block_size
     assert figures["kv_used_peak"] == pytest.approx(held / pool)
     token = sum(w * step["slots"][booking][0] for w, step in busy)
     logical = sum(w * step["logical_tokens"] for w, step in busy)
@@ -222,7 +224,15 @@ def test_sharing_and_recomputation_are_those_of_the_completed_requests(cases, na
     assert figures["preempted_requests"] == sum(one["num_preemptions"] > 0 for one in done)
     assert figures["hit_tokens"] == hits
     assert figures["recomputed_tokens"] == recomputed
-    assert figures["hit_share"] == pytest.approx(hits / (hits + prompt))
+    setup, requests = SETUPS[name], cases[name][1]["paper"].requests
+    asked = sum(
+        int(requests["prompt_tokens"][one["row"]])
+        * (1 if setup.can_fork else int(requests["num_samples"][one["row"]]))
+        for one in done
+    )
+    assert figures["hit_share"] == pytest.approx(hits / asked)
+    resumed = sum(one["num_resumed_hit"] for one in done)
+    assert figures["resumed_hit_tokens"] == resumed
     assert figures["recomputed_share"] == pytest.approx(recomputed / computed)
     if name != "stopped":
         assert figures["copies_made"] == story.num_copies

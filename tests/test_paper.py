@@ -57,4 +57,3 @@ def test_an_unlimited_cache_hits_what_vllms_rule_says_of_mooncake(tmp_path, bloc
     ]
     source = read_source(ROOT / "experiments" / "mooncake.yaml", overrides)
     assert run_point(source, tmp_path / "out")["hit_tokens"] == hit_tokens
-

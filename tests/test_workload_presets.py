@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.shared import SHARED, needs_shared
 
 from kvsim.errors import ConfigError
 from kvsim.workload.chance import rng
 from kvsim.workload.discrete import Discrete
 from kvsim.workload.lengths import Joint
 from kvsim.workload.presets import PRESETS, load_preset
+from tests.shared import SHARED, needs_shared
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_DRAWS = 20_000

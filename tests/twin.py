@@ -61,6 +61,7 @@ class Answer:
     num_preemptions: int = 0
     num_recomputed: int = 0
     num_hit: int = 0
+    num_resumed_hit: int = 0
 
     @property
     def final(self) -> int:
@@ -366,7 +367,7 @@ class Server:
             "num_preempted": len(self.preempted),
             "limit": limit,
             "logical_tokens": sum(count for _, count in computed),
-            "held_slots": self.memory.num_held_slots,
+            "held_blocks": self.memory.num_held_slots // self.setup.block_size,
             "slots": self.memory.slots(computed),
         }
         self.step = Step(row, self.work)
@@ -411,7 +412,10 @@ class Server:
             self.waiting.pop(0)
             self.running.append(head)
             head.computed = num_hit
-            head.num_hit += num_hit
+            if head.num_preemptions:
+                head.num_resumed_hit += num_hit
+            else:
+                head.num_hit += num_hit
             head.admitted_ns = now_ns if head.admitted_ns < 0 else head.admitted_ns
             self.admitted.append(head)
             self.work.append((head, num_new))
@@ -504,6 +508,7 @@ class _Narrator:
                 "num_preemptions": 0,
                 "num_recomputed": 0,
                 "num_hit": 0,
+                "num_resumed_hit": 0,
             }
             for _ in range(len(workload))
         ]
@@ -621,7 +626,7 @@ class _Narrator:
         first = answer.admitted_ns
         request["admitted_ns"] = first if seen < 0 else min(seen, first)
         request["num_generated"] += answer.num_answer_tokens * answer.width
-        for name in ("num_preemptions", "num_recomputed", "num_hit"):
+        for name in ("num_preemptions", "num_recomputed", "num_hit", "num_resumed_hit"):
             request[name] += getattr(answer, name)
         self.missing[answer.row] -= answer.width
         if not self.missing[answer.row]:

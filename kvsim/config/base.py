@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -14,6 +14,7 @@ from kvsim.engine.kv import contiguous, placement
 from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.errors import UserError
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Route, least_outstanding, round_robin
@@ -117,14 +118,19 @@ def _trace(config: workloads.TraceWorkload, seed: int, folder: Path) -> Workload
         opening = np.flatnonzero(workload.after < 0)
         arrival_ns = workload.arrival_ns.copy()
         drawn = times(len(opening), rng(seed, "arrivals"))
-        arrival_ns[opening[: len(drawn)]] = drawn
+        if len(drawn) < len(opening):
+            raise UserError(
+                f"workload.arrivals: {config.arrivals.kind} ends after {len(drawn):,}, and "
+                f"the trace has {len(opening):,}: set limit, or let the last rate be above 0"
+            )
+        arrival_ns[opening] = drawn
         note = f"arrival times are drawn ({config.arrivals.kind}), not those of the trace"
         workload = replace(workload, arrival_ns=arrival_ns, notes=[*workload.notes, note])
     if config.speed != 1.0:
         workload = replace(
             workload,
-            arrival_ns=np.rint(workload.arrival_ns / config.speed).astype(np.int64),
-            think_ns=np.rint(workload.think_ns / config.speed).astype(np.int64),
+            arrival_ns=arrivals.faster(workload.arrival_ns, config.speed),
+            think_ns=arrivals.faster(workload.think_ns, config.speed),
         )
     if config.num_samples is not None:
         workload = replace(

@@ -19,6 +19,7 @@ from kvsim.errors import ConfigError
 
 PRESET_BLOCK_SIZE = 16
 MAX_FILE_BYTES = 4_000_000
+FROM_SET = 0  # in the place of a line number
 
 
 class Source:
@@ -32,17 +33,20 @@ class Source:
 
     def fault(self, path: KeyPath, text: str) -> str:
         """One line: file, line of the key (or of the nearest one above it), key path, what."""
-        line = next(
-            (self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None
-        )
+        heads = [path[:n] for n in range(len(path), 0, -1)]
+        line = next((self.lines[head] for head in heads if head in self.lines), None)
         where = self.name if line is None else f"{self.name}:{line}"
+        if line == FROM_SET:
+            where = f"{self.name} with --set"
         return f"{where}: {dotted(path)}: {text}" if path else f"{where}: {text}"
 
 
 def read_source(path: Path, overrides: list[str] = []) -> Source:  # noqa: B006 (never changed)
     """The file's values with `key.path=value` overrides in place. Raises ConfigError."""
     try:
-        if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
+        if path.exists() and not path.is_file():
+            raise ConfigError([f"{path}: cannot be read: not a regular file"])
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES:,} bytes: not a config"])
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -64,6 +68,9 @@ def read_source(path: Path, overrides: list[str] = []) -> Source:  # noqa: B006 
             if not sign or not key.strip():
                 raise YamlFault("must be key.path=value")
             set_at(source.plain, key.strip(), yaml_text.parse(value)[0] if value.strip() else None)
+            for known in [k for k in source.lines if dotted(k).startswith(key.strip())]:
+                del source.lines[known]
+            source.lines[tuple(key.strip().split("."))] = FROM_SET
         except YamlFault as fault:
             faults.append(f"--set {override}: {fault}")
     if faults:
@@ -74,7 +81,7 @@ def read_source(path: Path, overrides: list[str] = []) -> Source:  # noqa: B006 
 def set_at(plain: dict, key: str, value: Any) -> None:
     """Put value at the dotted key path, making mappings on the way. Raises YamlFault where the
     way leads through something else."""
-    *way, last = key.split(".")
+    *way, last = ["sweep", key[6:]] if key.startswith("sweep.") else key.split(".")
     here: Any = plain
     for name in way:
         if isinstance(here, dict) and here.get(name) is None:
@@ -110,9 +117,31 @@ def load(source: Source) -> Experiment:
         raise ConfigError([f"{source.name}: nested too deep"]) from None
     experiment = _with_preset(experiment)
     faults = [source.fault(path, text) for path, text in _disagreements(experiment)]
+    faults += [
+        source.fault(path, f"{name!r}: no such file or folder in {source.folder}")
+        for path, name in _paths(source.plain.get("workload"), ("workload",))
+        if not _exists(source.folder / name)
+    ]
     if faults:
         raise ConfigError(faults)
     return experiment
+
+
+def _paths(value: Any, path: KeyPath) -> list[tuple[KeyPath, str]]:
+    """Every file that the workload names, with its key path."""
+    if not isinstance(value, dict):
+        return []
+    found = [pair for key, item in value.items() for pair in _paths(item, (*path, key))]
+    if isinstance(name := value.get("path"), str):
+        found.append(((*path, "path"), name))
+    return found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long, a folder without access: the reader says so
+        return True
 
 
 def resolved_text(experiment: Experiment, folder: Path, new_folder: Path) -> str:
@@ -147,7 +176,14 @@ def points_of(source: Source) -> list[tuple[str, dict[str, Any], Source]]:
     plain = {k: v for k, v in source.plain.items() if k not in ("compare", "sweep")}
     variants = source.plain.get("compare") or {"": {}}
     sweep = source.plain.get("sweep") or {}
-    points, faults = [], []
+    places = [(("compare", name), key) for name, changes in variants.items() for key in changes]
+    places += [(("sweep",), key) for key in sweep]
+    points = []
+    faults = [
+        source.fault((*place, key), "a variant or sweep cannot change compare or sweep")
+        for place, key in places
+        if key.split(".")[0] in ("compare", "sweep")
+    ]
     for variant, changes in variants.items():
         for at in _grid(sweep):
             point = Source(copy.deepcopy(plain), source.name, source.folder, source.lines)
@@ -249,7 +285,7 @@ def _explained(source: Source, fault: Any) -> list[str]:
         text = f"{_shown(path[-1])} is not a key here (value {_shown(value)}); allowed are "
         return [source.fault(path, text + ", ".join(keys) + hint)]
     if kind == "missing":
-        keys = _keys_at(source.plain, path[:-1])
+        keys = _keys_at(source.plain, path) or _keys_at(source.plain, path[:-1])
         return [source.fault(path, f"is missing; the keys here are {', '.join(keys)}")]
     if kind == "union_tag_invalid":
         tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
@@ -279,7 +315,7 @@ def _key_path(plain: Any, location: tuple) -> KeyPath:
     for place, part in enumerate(location):
         is_last = place == len(location) - 1
         if isinstance(here, dict):
-            if part not in here and not is_last and here.get("kind") == part:
+            if part not in here and here.get("kind") == part:
                 continue
             path.append(part)
             here = here.get(part)
@@ -329,7 +365,7 @@ def _model_for(annotation: Any, value: Any) -> Any:
 
 
 def dotted(path: KeyPath) -> str:
-    return ".".join(str(part) for part in path)
+    return ".".join(str(part) if part != "" else "''" for part in path)
 
 
 def _shown(value: Any) -> str:

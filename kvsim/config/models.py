@@ -16,7 +16,7 @@ class StepTime(Model):
     """base + prompt_step (if the step has prompt tokens) + per_prompt_token * prompt tokens
     + per_seq * sequences + per_context_token * context tokens of its decodes."""
 
-    base_ms: Annotated[float, Field(gt=0, le=1e6)]
+    base_ms: Annotated[float, Field(ge=1e-6, le=1e6)]
     per_seq_ms: Annotated[float, Field(ge=0, le=1e6)]
     per_context_token_us: Annotated[float, Field(ge=0, le=1e6)]
     per_prompt_token_ms: Annotated[float, Field(ge=0, le=1e6)]
@@ -55,7 +55,8 @@ class Contiguous(Model):
 
 
 class Paged(Model):
-    """Blocks on demand; every answer has its own."""
+    """Blocks on demand; every answer has its own. Admission leaves the share `watermark` of the
+    pool free."""
 
     kind: Literal["paged"]
     watermark: Share = 0.0

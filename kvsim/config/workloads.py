@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvsim.config.base import Model, Positive, PositiveInt
+from kvsim.config.base import FilePath, Model, Positive, PositiveInt
 
 TraceFormat = Literal[
     "auto",
@@ -59,7 +59,7 @@ class Poisson(Model):
 class Gamma(Model):
     kind: Literal["gamma"]
     rate_per_s: Positive
-    cv: Annotated[float, Field(gt=0, le=100, description="coefficient of variation of the gaps")]
+    cv: Annotated[float, Field(ge=0.01, le=100, description="coefficient of variation of the gaps")]
 
 
 class Segment(Model):
@@ -102,6 +102,10 @@ class AllAtOnce(Model):
 
 
 class ClosedLoop(Model):
+    """Users who send their next request (or session) `think` after their last answer; they start
+    within ramp_s. The run ends with the last of num_requests, its load falling as users run out:
+    cut the end with measure.stop_s."""
+
     kind: Literal["closed_loop"]
     num_users: PositiveInt
     think: Think
@@ -112,7 +116,7 @@ class Replay(Model):
     """The arrival times of a trace, for lengths from elsewhere."""
 
     kind: Literal["replay"]
-    path: str
+    path: FilePath
     format: TraceFormat = "auto"
     speed: Positive = 1.0
 
@@ -190,7 +194,7 @@ class EmpiricalLengths(Model):
     """Prompt and answer lengths of a trace's requests, drawn with replacement, in their pairs."""
 
     kind: Literal["empirical"]
-    path: str
+    path: FilePath
     format: TraceFormat = "auto"
 
 
@@ -216,7 +220,8 @@ Turns = Annotated[FixedTurns | GeometricTurns | ShareGptTurns, Field(discriminat
 
 
 class Sessions(Model):
-    """Multi-turn conversations: a turn's prompt is the whole history and new text."""
+    """Multi-turn conversations: a turn's prompt is the whole history and new text. `think` is the
+    pause between the turns of a session; that of a closed loop comes between sessions."""
 
     turns: Turns
     think: Think
@@ -251,15 +256,20 @@ class SyntheticWorkload(Model):
         if (self.num_requests is None) == (self.duration_s is None):
             raise ValueError("give num_requests or duration_s, and not both")
         if self.duration_s is not None and self.arrivals.kind in ("closed_loop", "all_at_once"):
-            raise ValueError(f"arrivals {self.arrivals.kind} need num_requests, not duration_s")
+            raise ValueError(
+                f"arrivals {self.arrivals.kind} need num_requests, not duration_s; "
+                "measure.stop_s ends a run at a time"
+            )
         return self
 
 
 class TraceWorkload(Model):
-    """The requests of a trace file, at its own times or, with `arrivals`, at others."""
+    """The requests of a trace file, at its own times (`speed` times as fast, think times too) or,
+    with `arrivals`, at drawn ones. sessions: `closed` lets a turn wait for the answer before it,
+    `open` comes at its own time stamp; the format's own way unless set."""
 
     kind: Literal["trace"]
-    path: str
+    path: FilePath
     format: TraceFormat = "auto"
     speed: Positive = 1.0
     arrivals: (

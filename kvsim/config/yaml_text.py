@@ -109,8 +109,8 @@ class _Plain:
             raise YamlFault(f"the tag {node.tag!r} is not allowed", line)
         try:
             value = self._scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise YamlFault(f"not a value: {str(error).splitlines()[0]}", line) from None
+        except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError):
+            raise YamlFault(f"{node.value[:60]!r} is not a value of {node.tag!r}", line) from None
         if not isinstance(value, bool | int | float | str | None):
             raise YamlFault(f"the tag {node.tag!r} is not allowed", line)
         return value

@@ -76,7 +76,8 @@ class Sequence:
     num_lost: int = 0  # tokens whose KV the last preemption threw away
     num_preemptions: int = 0
     num_recomputed: int = 0
-    num_hit: int = 0
+    num_hit: int = 0  # tokens found in the prefix cache when it was first admitted
+    num_resumed_hit: int = 0  # and when it came back from preemptions
     width: int = 1  # seats it takes: the answers that will fork from it
     blocks: list[int] = field(default_factory=list)  # the block table
     num_sealed: int = 0  # leading blocks already offered to the prefix index

@@ -241,7 +241,10 @@ class Scheduler:
         self.num_seats += seq.width
         seq.num_computed = num_hit
         self.num_computed += num_hit
-        seq.num_hit += num_hit
+        if seq.num_preemptions:
+            seq.num_resumed_hit += num_hit
+        else:
+            seq.num_hit = num_hit
         seq.num_recomputed += max(seq.num_lost - num_hit, 0)
         seq.num_lost = 0
 

@@ -43,6 +43,7 @@ ENDED_COLUMNS = (
     "num_preemptions",
     "num_recomputed",
     "num_hit",
+    "num_resumed_hit",
 )
 
 
@@ -215,6 +216,7 @@ class Recorder:
                 seq.num_preemptions,
                 seq.num_recomputed,
                 seq.num_hit,
+                seq.num_resumed_hit,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import error as StructError
 
 import numpy as np
 import simpy
@@ -13,6 +14,7 @@ from kvsim.engine.batching import Batching
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.plan import Executor
 from kvsim.engine.scheduler import Scheduler
+from kvsim.errors import UserError
 from kvsim.sim.feed import Feed, Route
 from kvsim.sim.recorder import Recorder, ReplicaLog
 from kvsim.sim.replica import Replica
@@ -102,6 +104,8 @@ def simulate(
     gc.disable()  # the model makes no cycles worth collecting, and millions of small objects
     try:
         env.run(until=stop_ns)
+    except (OverflowError, StructError):
+        raise UserError("the simulated clock has passed 292 years, the last it holds") from None
     finally:
         if was_enabled:
             gc.enable()

@@ -43,6 +43,7 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
     requests = run.requests
     seconds = (window.end_ns - window.start_ns) / 1e9
     is_finished = requests["outcome"] <= Outcome.LENGTH
+    is_unfinished = requests["outcome"] == Outcome.UNFINISHED
     done = is_finished & _within(requests["finish_ns"], window)
     latency = _latencies(requests, done)
     steps = run.steps
@@ -56,7 +57,8 @@ def summarize(run: Run, window: Window, slo: Slo) -> dict[str, object]:
             outcome.name.lower(): int((requests["outcome"] == outcome).sum())
             for outcome in (Outcome.TOO_LONG, Outcome.NEVER_FITS, Outcome.NO_TOKENS)
         },
-        "unfinished": int((requests["outcome"] == Outcome.UNFINISHED).sum()),
+        "unfinished": int((is_unfinished & (requests["arrival_ns"] >= 0)).sum()),
+        "not_arrived": int((is_unfinished & (requests["arrival_ns"] < 0)).sum()),
         "ended_by_length": int((requests["outcome"] == Outcome.LENGTH).sum()),
         "duration": seconds,
         "window_start_s": window.start_ns / 1e9,
@@ -117,13 +119,14 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
     total = int(busy_ns.sum() + idle_ns.sum())
     waste = {
         kind: _per(
-            float(steps[f"{kind}_slots"] @ busy_ns) + float(idle[f"{kind}_slots"] @ idle_ns),
+            _sum_of(steps[f"{kind}_slots"], busy_ns) + _sum_of(idle[f"{kind}_slots"], idle_ns),
             float(pool) * total,
         )
         for kind in SLOT_KINDS
     }
-    token, logical = (float(steps[name] @ busy_ns) for name in ("token_slots", "logical_tokens"))
+    token, logical = (_sum_of(steps[name], busy_ns) for name in ("token_slots", "logical_tokens"))
     busy = busy_ns > 0
+    most_held = int(steps["held_blocks"][busy].max(initial=0))
     shares = {
         name: _per(int(busy_ns[steps["limit"] == code].sum()), total)
         for code, name in enumerate(LIMITS)
@@ -132,10 +135,10 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
     named = {name: share for name, share in shares.items() if share is not None}
     return {
         "waste": waste,
-        "kv_used_peak": _per(int(steps["held_slots"][busy].max(initial=0)), pool),
-        "batch_size_mean": _per(float(steps["num_running"] @ busy_ns), int(busy_ns.sum())),
+        "kv_used_peak": _per(most_held * run.log.block_size, pool),
+        "batch_size_mean": _per(_sum_of(steps["num_running"], busy_ns), int(busy_ns.sum())),
         "batch_size_peak": int(steps["num_running"][busy].max(initial=0)),
-        "num_waiting_mean": _per(float(steps["num_waiting"] @ busy_ns), total),
+        "num_waiting_mean": _per(_sum_of(steps["num_waiting"], busy_ns), total),
         "num_waiting_peak": int(steps["num_waiting"][busy].max(initial=0)),
         "sharing_saving": 1 - token / logical if logical else None,
         "limit_shares": shares,
@@ -149,15 +152,18 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
     requests, steps, log = run.requests, run.steps, run.log
     recomputed = int(requests["num_recomputed"][done].sum())
     hits = int(requests["num_hit"][done].sum())
-    prompt = int(steps["num_prompt_tokens"][inside].sum())
+    computed = steps["num_prompt_tokens"] + steps["num_decodes"]
+    prompts = 1 if log.replicas[0].can_fork else requests["num_samples"]
+    asked = int((requests["prompt_tokens"] * prompts)[done].sum())
     shared = sum(replica.num_forked_blocks for replica in log.replicas)
     copies = sum(replica.num_copies for replica in log.replicas)
     return {
         "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
         "recomputed_tokens": recomputed,
-        "recomputed_share": _per(recomputed, prompt + int(steps["num_decodes"][inside].sum())),
+        "recomputed_share": _per(recomputed, int(computed[inside].sum())),
         "hit_tokens": hits,
-        "hit_share": _per(hits, hits + prompt),
+        "hit_share": _per(hits, asked),
+        "resumed_hit_tokens": int(requests["num_resumed_hit"][done].sum()),
         "blocks_shared_at_forks": shared,
         "copies_made": copies,
         "copies_avoided": shared - copies,
@@ -172,8 +178,8 @@ def _spread(name: str, values: np.ndarray, counts: np.ndarray | None = None) -> 
     if counts is None:
         counts = np.ones(len(values), np.int64)
     total = counts.sum()
-    mean = float(values @ counts) / total
-    std = float(np.sqrt(((values - mean) ** 2) @ counts / total))
+    mean = _sum_of(values, counts) / total
+    std = float(np.sqrt(_sum_of((values - mean) ** 2, counts) / total))
     order = np.argsort(values, kind="stable")
     marks = [_percentile(values[order], counts[order], p) for p in (50, *PERCENTILES)]
     return {
@@ -191,6 +197,12 @@ def _percentile(values: np.ndarray, counts: np.ndarray, percent: float) -> float
     return float(below + (above - below) * (place - low))
 
 
+def _sum_of(values: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted sum in float64 (slots times ns pass int64 within hours), by numpy's own pairwise
+    summation: that of `@` depends on the number of threads."""
+    return float(np.sum(values.astype(np.float64) * weights))
+
+
 def _within(times_ns: np.ndarray, window: Window) -> np.ndarray:
     """Whether what ends at these times ends in the window."""
     return (times_ns > window.start_ns) & (times_ns <= window.end_ns)
@@ -204,9 +216,8 @@ def _overlap(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> np.nda
 def _busiest_second(steps: Table, inside: np.ndarray) -> float:
     if not inside.any():
         return 0.0
-    seconds = steps["end_ns"][inside] // 1_000_000_000
-    seconds -= seconds.min()
-    return float(np.bincount(seconds, weights=steps["num_tokens"][inside]).max())
+    _, second = np.unique(steps["end_ns"][inside] // 1_000_000_000, return_inverse=True)
+    return float(np.bincount(second, weights=steps["num_tokens"][inside]).max())
 
 
 def _most_at_once(requests: Table) -> int:

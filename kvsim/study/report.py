@@ -21,20 +21,23 @@ KIND_TITLES = {
 
 def print_points(points: list[Point]) -> None:
     """Where memory goes and what follows, a row each point."""
-    console = Console(width=_width(), highlight=False)
+    console = Console(width=_width(), highlight=False, markup=False)
     keys = list(points[0].at)
     names = [key.rsplit(".", 1)[-1] for key in keys]
     memory = _table("Where the KV memory goes (mean % of the pool)", names)
     for kind in SLOT_KINDS:
         memory.add_column(KIND_TITLES[kind], justify="right")
+    memory.add_column("saved by\nsharing", justify="right")
     memory.add_column("batch", justify="right")
     memory.add_column("pre-\nempted", justify="right")
     memory.add_column("hit\ntokens", justify="right")
     memory.add_column("bound by", justify="left")
+    has_slo = any(point.summary["slo_share"] is not None for point in points)
+    slo = ("goodput\nreq/s", "meet SLO\n%") if has_slo else ()
     speed = _table("What follows", names)
     for title in (
         "done", "refused", "req/s", "out tok/s", "norm. latency\ns/token", "TTFT ms\np50",
-        "TTFT ms\np99", "TPOT ms\nmean", "E2EL s\nmean",
+        "TTFT ms\np99", "TPOT ms\nmean", "TPOT ms\np99", "E2EL s\nmean", *slo,
     ):  # fmt: skip
         speed.add_column(title, justify="right")
     last = None
@@ -44,10 +47,11 @@ def print_points(points: list[Point]) -> None:
             memory.add_section()
             speed.add_section()
         last = point.variant
-        label = [point.variant or "run", *(_value(point.at[key]) for key in keys)]
+        label = [point.variant or s["policy"], *(_value(point.at[key]) for key in keys)]
         memory.add_row(
             *label,
             *(_percent(s["waste"][kind]) for kind in SLOT_KINDS),
+            _percent(s["sharing_saving"]),
             _number(s["batch_size_mean"], 1),
             _number(s["preemptions"], 0),
             _number(s["hit_tokens"], 0),
@@ -63,7 +67,9 @@ def print_points(points: list[Point]) -> None:
             _number(s["median_ttft_ms"], 0),
             _number(s["p99_ttft_ms"], 0),
             _number(s["mean_tpot_ms"], 1),
+            _number(s["p99_tpot_ms"], 1),
             _number(_scaled(s["mean_e2el_ms"], 1e-3), 1),
+            *((_number(s["request_goodput"], 2), _percent(s["slo_share"])) if has_slo else ()),
         )
     console.print(memory)
     console.print(speed)
@@ -72,7 +78,7 @@ def print_points(points: list[Point]) -> None:
 
 def print_summary(summary: dict) -> None:
     """One run, in the order and with the words of `vllm bench serve`, then its memory."""
-    console = Console(width=_width(), highlight=False)
+    console = Console(width=_width(), highlight=False, markup=False)
     s = summary
     block = Table(box=box.SIMPLE_HEAD, title=_title(s), title_justify="left", title_style="bold")
     block.add_column("figure")
@@ -103,7 +109,14 @@ def print_summary(summary: dict) -> None:
     console.print(times)
     waste = ", ".join(f"{KIND_TITLES[kind]} {_percent(s['waste'][kind])}" for kind in SLOT_KINDS)
     slots = s["num_blocks"] * s["block_size"]
-    console.print(f"KV pool {s['num_blocks']:,} x {s['block_size']} = {slots:,} tokens: {waste} %")
+    each = f" in each of {s['num_replicas']} replicas" if s["num_replicas"] > 1 else ""
+    pool = f"KV pool {s['num_blocks']:,} x {s['block_size']} = {slots:,} tokens{each}"
+    console.print(f"{pool}: {waste} %")
+    if s["sharing_saving"]:
+        console.print(
+            f"Sharing saves {_percent(s['sharing_saving'])} % of the token slots; at forks "
+            f"{s['blocks_shared_at_forks']:,} blocks shared, {s['copies_made']:,} copied on write"
+        )
     console.print(
         f"Batch mean {_number(s['batch_size_mean'], 1)}, peak {s['batch_size_peak']}; waiting peak "
         f"{s['num_waiting_peak']}; preemptions {s['preemptions']}, recomputed tokens "
@@ -118,19 +131,39 @@ def print_summary(summary: dict) -> None:
 
 
 def _print_warnings(console: Console, points: list[Point]) -> None:
-    said = []
+    """What a reader of the tables must know; said once, and of whom if not of all."""
+    said: dict[str, list[str]] = {}
     for point in points:
-        s, name = point.summary, point.variant or "run"
-        reasons = ", ".join(f"{count:,} {why}" for why, count in s["refused"].items() if count)
-        if reasons:
-            said.append(f"{name}: refused {reasons}; they are in no other figure")
-        if s["unfinished"]:
-            said.append(f"{name}: {s['unfinished']:,} requests unfinished when it stopped")
-        if s["ended_by_length"]:
-            said.append(f"{name}: {s['ended_by_length']:,} answers outgrew their reservation")
-    notes = dict.fromkeys(note for point in points for note in point.summary["notes"])
-    for line in [*dict.fromkeys(said), *(f"workload: {note}" for note in notes)]:
-        console.print(f"note: {line}", markup=False)
+        for line in _warnings(point.summary):
+            said.setdefault(line, []).append(point.variant or point.summary["policy"])
+    for line, variants in said.items():
+        names = list(dict.fromkeys(variants))
+        whose = f"{', '.join(names)}: " if len(variants) < len(points) else ""
+        console.print(f"note: {whose}{line}", soft_wrap=True)
+
+
+def _warnings(s: dict) -> list[str]:
+    reasons = [
+        f"{count:,} requests refused, {REFUSED[why]}"
+        for why, count in s["refused"].items()
+        if count
+    ]
+    if s["unfinished"]:
+        reasons.append(f"{s['unfinished']:,} requests were unfinished when it stopped")
+    if s["not_arrived"]:
+        reasons.append(f"{s['not_arrived']:,} requests had not arrived when it stopped")
+    if s["ended_by_length"]:
+        reasons.append(f"{s['ended_by_length']:,} answers outgrew their reservation, and end there")
+    if not s["completed"]:
+        reasons.append("no request finished in the window: there is nothing to say of latency")
+    return reasons + [f"workload: {note}" for note in s["notes"]]
+
+
+REFUSED = {
+    "too_long": "longer than max_model_len",
+    "never_fits": "too large for the pool or with more answers than max_num_seqs",
+    "no_tokens": "without a prompt or an answer (failed requests of a trace)",
+}
 
 
 def _table(title: str, keys: list[str]) -> Table:

@@ -19,7 +19,9 @@ from kvsim.sim.feed import Outcome
 from kvsim.study.tables import Run, Table
 
 CONFIG, SUMMARY, POINTS = "config.yaml", "summary.json", "points.json"
-REQUESTS, STEPS, IDLE, CHARTS = "requests.parquet", "steps.parquet", "idle.parquet", "charts"
+REQUESTS, STEPS, IDLE = "requests.parquet", "steps.parquet", "idle.parquet"
+CHARTS, RUNS = "charts", "runs"
+OURS = {CONFIG, SUMMARY, POINTS, REQUESTS, STEPS, IDLE, CHARTS, RUNS}
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,31 +44,47 @@ class Point(NamedTuple):
 def new_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and vanishes if not.
 
-    Raises UserError if target exists and may not be replaced, or cannot be made.
+    Raises UserError if target exists and may not be replaced, or cannot be made. Only a folder
+    that holds nothing but kvsim's results is ever replaced.
     """
-    if target.exists() and not overwrite:
-        raise UserError(f"{target}: already exists; choose another -o, or add --overwrite")
-    if target.exists() and not _is_results(target):
-        raise UserError(f"{target}: not a results folder of kvsim; it is not overwritten")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+        place = target.resolve()
+        _check_replaceable(target, place, overwrite)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{place.name[:100]}.", dir=place.parent))
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{target}: cannot be written: {reason}") from None
     try:
         yield made
         made.chmod(0o777 & ~_umask())
-        if target.exists():
-            shutil.rmtree(target)
-        made.rename(target)
+        if place.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{place.name[:100]}.", dir=place.parent))
+            place.rename(old / "old")
+            made.rename(place)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            made.rename(place)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _is_results(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    return not any(folder.iterdir()) or (folder / CONFIG).is_file()
+def _check_replaceable(target: Path, place: Path, overwrite: bool) -> None:
+    if place == Path.cwd() or place in Path.cwd().parents:
+        raise UserError(f"{target}: is the current folder or one above it; choose another -o")
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise UserError(f"{target}: is a file; choose another -o")
+    names = {path.name for path in place.iterdir()}
+    if names and not overwrite:
+        raise UserError(f"{target}: already exists; choose another -o, or add --overwrite")
+    if foreign := sorted(names - OURS):
+        raise UserError(
+            f"{target}: holds {foreign[0]!r}, which is not kvsim's: it is not overwritten"
+        )
+    if names and not names & {SUMMARY, POINTS}:
+        raise UserError(f"{target}: not a results folder of kvsim; it is not overwritten")
 
 
 def _umask() -> int:
@@ -103,20 +121,25 @@ def write_points(folder: Path, config_text: str, points: list[Point]) -> None:
 
 def read_points(folder: Path) -> list[Point]:
     """The runs of a results folder. Raises UserError if it is none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: not a folder")
     try:
         if (folder / POINTS).is_file():
             rows = json.loads((folder / POINTS).read_text())
-            return [
+            points = [
                 Point(row["variant"], row["at"], folder / row["folder"], row["summary"])
                 for row in rows
             ]
-        return [Point("", {}, folder, json.loads((folder / SUMMARY).read_text()))]
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder}: not a results folder: neither {SUMMARY} nor {POINTS} in it"
-        ) from None
+        elif (folder / SUMMARY).is_file():
+            points = [Point("", {}, folder, json.loads((folder / SUMMARY).read_text()))]
+        else:
+            raise UserError(f"{folder}: not a results folder: neither {SUMMARY} nor {POINTS}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: its {SUMMARY} or {POINTS} is damaged: {error}") from None
+        raise UserError(f"{folder}: its {SUMMARY} or {POINTS} is damaged: {error!r}") from None
+    for point in points:
+        if not point.folder.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{folder}: its {POINTS} is damaged: {point.folder} lies outside")
+    return points
 
 
 def write_json(path: Path, value: object) -> None:

@@ -13,7 +13,7 @@ from kvsim.config.models import Experiment
 from kvsim.errors import UserError
 from kvsim.sim.run import simulate
 from kvsim.study.metrics import Slo, summarize, window_of
-from kvsim.study.results import Point, write_run
+from kvsim.study.results import RUNS, Point, write_run
 from kvsim.study.tables import expand
 
 Progress = Callable[[int, int], None]
@@ -59,7 +59,7 @@ def run_points(
     """Simulate every point into a folder of its own under `out`/runs, `jobs` at a time."""
     import joblib
 
-    folders = [out / "runs" / name for name in _folder_names(points)]
+    folders = [out / RUNS / name for name in _folder_names(points)]
     tasks = (
         joblib.delayed(_numbered)(number, source, folder)
         for number, ((_, _, source), folder) in enumerate(zip(points, folders, strict=True))
@@ -92,7 +92,7 @@ def _folder_names(points: list[tuple[str, dict, Source]]) -> list[str]:
     names: list[str] = []
     for number, (variant, at, _) in enumerate(points):
         parts = [variant, *(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in at.items())]
-        words = re.sub(r"[^\w.=-]+", "-", "_".join(part for part in parts if part)).strip("-.")
+        words = re.sub(r"[^A-Za-z0-9_.=-]+", "-", "_".join(filter(None, parts))).strip("-.")
         names.append(f"{number:03d}_{words[:80]}" if words else f"{number:03d}")
     return names
 
@@ -109,6 +109,7 @@ def _header(experiment: Experiment, num_requests: int, notes: list[str]) -> dict
         "num_replicas": experiment.replicas.count,
         "seed": experiment.seed,
         "num_prompts": num_requests,
+        "max_model_len": experiment.engine.max_model_len,
         "booking": experiment.measure.booking,
         "notes": notes,
     }

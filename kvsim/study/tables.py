@@ -14,6 +14,7 @@ from kvsim.study.definitions import SLOT_KINDS
 
 Table = dict[str, np.ndarray]
 Booking = Literal["paper", "common"]
+COUNTED = ("num_generated", "num_preemptions", "num_recomputed", "num_hit", "num_resumed_hit")
 
 
 class Run(NamedTuple):
@@ -99,7 +100,7 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         "num_preempted": preempted,
         "limit": limit,
         "logical_tokens": logical,
-        "held_slots": held,
+        "held_blocks": held // size,
         **slots,
     }
 
@@ -195,10 +196,7 @@ def _requests(log: RunLog, first_token_ns: np.ndarray) -> Table:
     num_requests = len(log.workload)
     finish_ns = np.full(num_requests, -1, np.int64)
     admitted_ns = np.full(num_requests, np.iinfo(np.int64).max)
-    sums = {
-        name: np.zeros(num_requests, np.int64)
-        for name in ("num_generated", "num_preemptions", "num_recomputed", "num_hit")
-    }
+    sums = {name: np.zeros(num_requests, np.int64) for name in COUNTED}
     for replica in log.replicas:
         ended = replica.ended
         index = ended["index"]

@@ -12,7 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.errors import UserError
+
 NS_PER_S = 1_000_000_000
+LAST_S = 4e9  # 127 years
+MOST_DRAWS = 100_000_000
 
 # (n, generator) -> arrival_ns of the first n requests; shorter where the process ends before.
 ArrivalProcess = Callable[[int, np.random.Generator], np.ndarray]
@@ -76,6 +80,8 @@ def markov_modulated(
         expected = np.cumsum(dwells_s * mean_dwells[state] * rates[state])
         if n == 0 or expected[-1] > unit[-1]:
             break
+        if len(dwells_s) > MOST_DRAWS:
+            raise UserError(f"workload: {n:,} arrivals take over {MOST_DRAWS:,} changes of state")
     starts = np.concatenate(([0.0], np.cumsum(dwells_s * mean_dwells[state])[:-1]))
     return _ns(_through(unit, np.concatenate(([0.0], expected[:-1])), starts, rates[state]))
 
@@ -89,22 +95,31 @@ def replay(
     n: int, generator: np.random.Generator, *, arrival_ns: np.ndarray, speed: float
 ) -> np.ndarray:
     """The first n of `arrival_ns`, `speed` times as fast; fewer where it holds fewer."""
-    return np.rint(arrival_ns[:n] / speed).astype(np.int64)
+    return faster(arrival_ns[:n], speed)
+
+
+def faster(times_ns: np.ndarray, speed: float) -> np.ndarray:
+    """int64 ns divided by `speed` and rounded; UserError beyond the clock."""
+    if speed == 1:
+        return times_ns
+    return clock_ns(times_ns / (speed * NS_PER_S), "times")
 
 
 def within(process: ArrivalProcess, make: Callable[[], np.random.Generator], until_ns: int) -> int:
     """How many requests of `process` arrive before `until_ns`; `make` returns its fresh generator.
 
-    Raises ValueError where time stands still, so that the answer would be "without end".
+    Raises UserError where time stands still or too many arrive to be drawn.
     """
     n = 1024
     while True:
         arrival_ns = process(n, make())
         if len(arrival_ns) == n and arrival_ns[-1] == 0:
-            raise ValueError("these requests arrive all at once: say how many, not for how long")
+            raise UserError("workload: requests arrive all at once: give num_requests instead")
         if len(arrival_ns) < n or arrival_ns[-1] >= until_ns:
             return int(np.searchsorted(arrival_ns, until_ns, side="left"))
         n *= 2
+        if n > MOST_DRAWS:
+            raise UserError(f"workload: over {MOST_DRAWS:,} requests arrive in that time")
 
 
 def _unit_poisson(n: int, generator: np.random.Generator) -> np.ndarray:
@@ -119,5 +134,13 @@ def _through(
     return starts_s[piece] + (unit - expected[piece]) / rates[piece]
 
 
-def _ns(seconds: np.ndarray) -> np.ndarray:
+def clock_ns(seconds: np.ndarray, what: str) -> np.ndarray:
+    """Seconds as int64 ns. Raises UserError beyond what the clock holds with room to spare."""
+    last = float(np.max(seconds, initial=0.0))
+    if not last <= LAST_S:
+        raise UserError(f"workload: {what} reach {last:.3g} s; the clock holds {LAST_S:.0e} s")
     return np.rint(seconds * NS_PER_S).astype(np.int64)
+
+
+def _ns(seconds: np.ndarray) -> np.ndarray:
+    return clock_ns(seconds, "arrival times")

@@ -60,7 +60,9 @@ def uniform(low: int, high: int) -> Discrete:
 
 
 def geometric(mean: float, high: int) -> Discrete:
-    """1, 2, ... with `mean` (> 1), cut at `high`: what is beyond falls on high."""
+    """1, 2, ... with `mean` (>= 1), cut at `high`: what is beyond falls on high."""
+    if mean == 1:
+        return fixed(1)
     cdf = -np.expm1(np.arange(1, high + 1) * math.log1p(-1.0 / mean))
     return _closed(1, cdf)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.workload.arrivals import NS_PER_S
+from kvsim.workload.arrivals import NS_PER_S, clock_ns
 from kvsim.workload.discrete import Discrete, lognormal
 
 # (n, generator) -> n think times, int64 ns; the first k are the same for every n >= k.
@@ -32,7 +32,7 @@ def fixed_think(n: int, generator: np.random.Generator, *, think_s: float) -> np
 
 
 def exponential_think(n: int, generator: np.random.Generator, *, mean_s: float) -> np.ndarray:
-    return np.rint(generator.standard_exponential(n) * mean_s * NS_PER_S).astype(np.int64)
+    return clock_ns(generator.standard_exponential(n) * mean_s, "think times")
 
 
 def lognormal_think(
@@ -40,7 +40,7 @@ def lognormal_think(
 ) -> np.ndarray:
     """`sigma` is that of the logarithm; exp(-sigma**2 / 2) * mean_s is the median."""
     factors = np.exp(sigma * generator.standard_normal(n) - sigma**2 / 2)
-    return np.rint(factors * mean_s * NS_PER_S).astype(np.int64)
+    return clock_ns(factors * mean_s, "think times")
 
 
 def sharegpt_turns() -> Discrete:

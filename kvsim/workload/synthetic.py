@@ -78,7 +78,7 @@ def synthesize(
         session=rows.session if sessions is not None else np.full(len(rows.session), -1, np.int64),
         spans=spans,
         span_offsets=span_offsets,
-        notes=_notes(rows, sessions, asked, len(begin_ns)),
+        notes=_notes(rows, sessions, asked, len(begin_ns)) + _loop_notes(arrivals),
     )
 
 
@@ -98,6 +98,15 @@ def _notes(rows: Rows, sessions: Sessions | None, asked: int, begun: int) -> lis
         cut = f"end early, at a context of {sessions.max_context_tokens} tokens"
         notes.append(f"{np.count_nonzero(rows.is_cut)} sessions {cut}")
     return notes
+
+
+def _loop_notes(arrivals: ArrivalProcess | ClosedLoop) -> list[str]:
+    if not isinstance(arrivals, ClosedLoop):
+        return []
+    return [
+        f"the load falls at the end, as the {arrivals.num_users:,} users run out of requests: "
+        "measure.stop_s cuts it off"
+    ]
 
 
 def _follow(

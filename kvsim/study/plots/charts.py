@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from kvsim.errors import UserError
 from kvsim.study.plots.batch import batch_chart
 from kvsim.study.plots.latency import latency_chart
 from kvsim.study.plots.memory import memory_chart
@@ -32,12 +33,15 @@ def draw(folder: Path) -> list[Path]:
     Raises UserError if the folder holds no results.
     """
     points = read_points(folder)
-    with styled():
-        figures = _figures(points)
-        target = folder / CHARTS
-        if figures:
-            target.mkdir(exist_ok=True)
-        return [path for name, figure in figures.items() for path in save(figure, target, name)]
+    try:
+        with styled():
+            figures = _figures(points)
+            target = folder / CHARTS
+            if figures:
+                target.mkdir(exist_ok=True)
+            return [path for name, figure in figures.items() for path in save(figure, target, name)]
+    except (KeyError, TypeError, ValueError, OSError) as error:  # pyarrow's are ValueErrors
+        raise UserError(f"{folder}: damaged results, or not writable: {error!r}") from None
 
 
 def _figures(points: list[Point]) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvsim.study.plots.select import Selection
+from kvsim.study.plots.select import Selection, Shown
 from kvsim.study.plots.style import legend_above, line_style, log_ticks, new_figure
 from kvsim.study.plots.timeline import read_columns
 from kvsim.study.results import REQUESTS
@@ -34,13 +34,8 @@ MEASURES = (
 
 def latency_chart(selection: Selection) -> Figure | None:
     """None where no request has finished."""
-    columns = tuple(measure.column for measure in MEASURES)
-    tables = [
-        (run.label, table)
-        for run in selection.runs
-        if (table := read_columns(run.point.folder / REQUESTS, columns)) is not None
-        and np.isfinite(table["e2el_ms"]).any()
-    ]
+    found = ((run.label, _completed(run)) for run in selection.runs)
+    tables = [(label, table) for label, table in found if table is not None]
     measures = [m for m in MEASURES if any(np.isfinite(t[m.column]).any() for _, t in tables)]
     if not tables:
         return None
@@ -60,6 +55,18 @@ def latency_chart(selection: Selection) -> Figure | None:
         handles = grid[0].get_lines()[: len(tables)]
         legend_above(figure, handles, [label for label, _ in tables])
     return figure
+
+
+def _completed(run: Shown) -> Table | None:
+    """The latencies of the requests that finished in the run's window; None if none did."""
+    columns = ("finish_ns", *(measure.column for measure in MEASURES))
+    table = read_columns(run.point.folder / REQUESTS, columns)
+    if table is None:
+        return None
+    summary = run.point.summary
+    start_ns, end_ns = (round(summary[f"window_{at}_s"] * 1e9) for at in ("start", "end"))
+    done = (table["finish_ns"] > start_ns) & (table["finish_ns"] <= end_ns)
+    return {name: column[done] for name, column in table.items()} if done.any() else None
 
 
 def cumulative(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

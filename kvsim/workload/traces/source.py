@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,17 @@ def open_source(path: str | Path) -> Source:
     """Looks at a file; refuses a folder, an empty file, a web page and a Git LFS pointer."""
     path = Path(path)
     name = path.name
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise TraceError(f"{name}: no such file ({path.parent})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{name[:80]}: cannot be opened: {reason}") from None
+    if stat.S_ISDIR(mode):
         raise TraceError(f"{name}: is a folder, not a trace file")
+    if not stat.S_ISREG(mode):
+        raise TraceError(f"{name}: not a regular file: a trace is read more than once")
     with _opened(path, name) as file:
         start = file.read(4)
     if start.startswith(PARQUET):
