@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+# kvsim multiplies no matrices and has no pydantic plugins: do not wake threads or look for them
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 from kvsim import __version__
 from kvsim.errors import UserError
 from kvsim.study import definitions

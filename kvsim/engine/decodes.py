@@ -13,12 +13,12 @@ class DecodeSet:
     `clock += 1`. In one phase of every `block_size` steps a member takes a block; members of one
     phase stand in one bucket, in batch order, so the bucket of a clock names exactly who takes a
     block then: `buckets[clock % block_size]`, and those who fill their last block then stand in
-    the bucket after it.
+    the bucket after it. `base` is the sum of (length - clock), which a step leaves as it is.
 
     `joined` and `left` list the changes since the last plan, for whoever keeps a batch of its own.
     """
 
-    __slots__ = ("_base", "block_size", "buckets", "clock", "joined", "left", "num_seqs")
+    __slots__ = ("base", "block_size", "buckets", "clock", "joined", "left", "num_seqs")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -26,13 +26,13 @@ class DecodeSet:
         self.num_seqs = 0
         self.joined: list[Sequence] = []
         self.left: list[Sequence] = []
-        self._base = 0  # sum over members of (length - clock)
+        self.base = 0
         self.buckets: list[dict[int, Sequence]] = [{} for _ in range(block_size)]
 
     @property
     def context(self) -> int:
         """Tokens that one step of the set attends to: the lengths of all members, summed."""
-        return self._base + self.num_seqs * self.clock
+        return self.base + self.num_seqs * self.clock
 
     def join(self, seq: Sequence) -> None:
         base = seq.num_tokens - self.clock
@@ -44,7 +44,7 @@ class DecodeSet:
             bucket.clear()
             bucket.update(in_order)
         seq.joined_at = self.clock
-        self._base += base
+        self.base += base
         self.num_seqs += 1
         self.joined.append(seq)
 
@@ -54,7 +54,7 @@ class DecodeSet:
         base = seq.num_tokens - self.clock
         del self.buckets[(1 - base) % self.block_size][seq.order]
         seq.joined_at = -1
-        self._base -= base
+        self.base -= base
         self.num_seqs -= 1
         self.left.append(seq)
 

@@ -74,27 +74,18 @@ class StepPlan:
         self.num_padding_tokens = 0
 
 
-class StepLoad(NamedTuple):
-    """What a step has to compute, as the step-time models see it.
-
-    Prompt tokens (padding included), sequences that get a token or a chunk, and the context that
-    its decoding sequences attend to (tokens, the newest included).
-    """
-
-    num_prompt_tokens: int
-    num_seqs: int
-    context: int
-
-
-def load_of(plan: StepPlan) -> StepLoad:
-    """The load of a plan's first step; in each repeat every decoding sequence adds a token."""
-    prompt, seqs, context = plan.num_padding_tokens, plan.decodes.num_seqs, plan.decodes.context
-    for work in plan.work:
-        if work.is_decode:
-            context += work.seq.num_tokens
+def load_of(plan: StepPlan) -> tuple[int, int, int]:
+    """What the plan's first step computes, as the step-time models see it: prompt tokens (padding
+    included), sequences that get a token or a chunk, and the context that its decodes attend to
+    (tokens, the newest included). In each repeat every decode adds a token of context."""
+    decodes = plan.decodes
+    prompt, seqs, context = plan.num_padding_tokens, decodes.num_seqs, decodes.context
+    for seq, num_new in plan.work:
+        if num_new == 1 and seq.num_computed >= seq.request.prompt_tokens:
+            context += seq.num_tokens
         else:
-            prompt += work.num_new
-    return StepLoad(prompt, seqs + len(plan.work) + plan.num_padding_seqs, context)
+            prompt += num_new
+    return prompt, seqs + len(plan.work) + plan.num_padding_seqs, context
 
 
 class StepResult(NamedTuple):

@@ -64,13 +64,10 @@ class Scheduler:
         self._next_order = 0
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
-
-    @property
     def num_computed_tokens(self) -> int:
         """Tokens of running sequences whose KV is in the cache."""
-        return self.num_computed + self.decodes.context - self.decodes.num_seqs
+        decodes = self.decodes
+        return self.num_computed + decodes.base + decodes.num_seqs * (decodes.clock - 1)
 
     def submit(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -90,9 +87,7 @@ class Scheduler:
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
         wanted = self._share_budget(plan) if self.partial else []
-        if not wanted and kv.grow_all(decodes):
-            kv.fill_all(decodes)
-        else:
+        if wanted or not kv.grant_all(decodes):
             wanted += [(seq, 1) for seq in kv.growing(decodes)]
             wanted += [(seq, 0) for seq in kv.filling(decodes)]
             wanted.sort(key=lambda pair: pair[0].order)

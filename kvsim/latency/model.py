@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from kvsim.engine.plan import StepLoad
-
-MS, US = 1e6, 1e3
-FEW = 8  # up to here a loop is faster than numpy; both give the same bits
+PS_PER_NS, PS_PER_US, PS_PER_MS = 1_000, 1_000_000, 1_000_000_000
 
 
 class LatencyModel(Protocol):
-    def step_ns(self, load: StepLoad, num_decodes: int, num_steps: int) -> list[int]:
-        """Durations of num_steps repeats of a step, whose context grows by num_decodes each."""
+    def step_ns(
+        self, num_prompt_tokens: int, num_seqs: int, context: int, num_decodes: int, num_steps: int
+    ) -> list[int]:
+        """Durations of num_steps repeats of a step with this load (plan.load_of), whose context
+        grows by num_decodes in each."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Linear:
     """base + prompt_step (if any prompt) + per_prompt_token * prompt tokens + per_seq * sequences
     + per_context_token * context, the form that DistServe (Zhong et al. 2024) fits.
 
-    base_ms is at least a nanosecond, so that time passes. Not modelled: quadratic attention of
-    long prompts, kernel-choice steps, padding of graphs.
+    Coefficients are kept in whole picoseconds, so that every sum is exact; a step is rounded to
+    nanoseconds, and takes one at least. Not modelled: quadratic attention of long prompts,
+    kernel-choice steps, padding of graphs.
     """
 
-    base_ms: float
-    per_seq_ms: float
-    per_context_token_us: float
-    per_prompt_token_ms: float
-    prompt_step_ms: float = 0.0
+    def __init__(
+        self,
+        base_ms: float,
+        per_seq_ms: float,
+        per_context_token_us: float,
+        per_prompt_token_ms: float,
+        prompt_step_ms: float = 0.0,
+    ) -> None:
+        self._base_ps = max(round(base_ms * PS_PER_MS), PS_PER_NS)
+        self._per_seq_ps = round(per_seq_ms * PS_PER_MS)
+        self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
+        self._per_prompt_token_ps = round(per_prompt_token_ms * PS_PER_MS)
+        self._prompt_step_ps = round(prompt_step_ms * PS_PER_MS)
 
-    def step_ns(self, load: StepLoad, num_decodes: int, num_steps: int) -> list[int]:
-        fixed = self.base_ms * MS + self.per_seq_ms * MS * load.num_seqs
-        if load.num_prompt_tokens:
-            fixed += self.prompt_step_ms * MS
-            fixed += self.per_prompt_token_ms * MS * load.num_prompt_tokens
-        slope = self.per_context_token_us * US
-        context = load.context
+    def step_ns(
+        self, num_prompt_tokens: int, num_seqs: int, context: int, num_decodes: int, num_steps: int
+    ) -> list[int]:
+        slope = self._per_context_token_ps
+        first = self._base_ps + self._per_seq_ps * num_seqs + slope * context + PS_PER_NS // 2
+        if num_prompt_tokens:
+            first += self._prompt_step_ps + self._per_prompt_token_ps * num_prompt_tokens
         if num_steps == 1:
-            return [round(fixed + slope * context)]
-        end = context + num_decodes * num_steps
-        if num_steps <= FEW:
-            return [round(fixed + slope * tokens) for tokens in range(context, end, num_decodes)]
-        contexts = np.arange(context, end, num_decodes)
-        return np.rint(fixed + slope * contexts).astype(np.int64).tolist()
+            return [first // PS_PER_NS]
+        rise = slope * num_decodes
+        if not rise:
+            return [first // PS_PER_NS] * num_steps
+        return [ps // PS_PER_NS for ps in range(first, first + rise * num_steps, rise)]

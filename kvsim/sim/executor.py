@@ -41,7 +41,7 @@ class SimulatedExecutor:
                 finished.append(work.seq)
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.order)
-        durations = self._latency.step_ns(load_of(plan), plan.decodes.num_seqs, steps)
+        durations = self._latency.step_ns(*load_of(plan), plan.decodes.num_seqs, steps)
         return StepResult(durations, finished)
 
     def _missing(self, seq: Sequence) -> int:

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 import simpy
 
-from kvsim.engine.request import Request, Sequence, merged
+from kvsim.engine.request import Request, Sequence, Span, merged
 from kvsim.sim.replica import Replica
 from kvsim.workload.workload import Workload
 
@@ -73,6 +73,7 @@ class Feed:
         self._prompt_tokens = workload.prompt_tokens.tolist()
         self._output_tokens = workload.output_tokens.tolist()
         self._num_samples = workload.num_samples.tolist()
+        self._has_spans = workload.spans is not None
         self._missing: dict[int, int] = {}  # answers still to end, where a request has several
         self._next: dict[int, list[int]] = {}
         self.has_followers = bool((workload.after >= 0).any())
@@ -109,9 +110,10 @@ class Feed:
         if prompt + answer > self._max_model_len:
             return self._over(index, Outcome.TOO_LONG)
         num_samples = self._num_samples[index]
-        spans = self._workload.prompt(index)
-        if len(spans) > 1:
-            spans = merged(spans)
+        if self._has_spans:
+            spans = merged(self._workload.prompt(index))
+        else:
+            spans = (Span(index, 0, prompt),)
         request = Request(index, spans, prompt, num_samples)
         kv = self.replicas[0].scheduler.kv
         num_tokens = prompt + self._answer_tokens[index]
@@ -121,12 +123,12 @@ class Feed:
         self.replica_of[index] = chosen
         if num_samples > 1:
             self._missing[index] = num_samples
+        replica = self.replicas[chosen]
         if kv.can_fork:
-            sequences = [Sequence(request, num_tokens=prompt, width=num_samples)]
+            replica.submit(Sequence(request, num_tokens=prompt, width=num_samples))
         else:
-            sequences = [Sequence(request, n, num_tokens=prompt) for n in range(num_samples)]
-        for seq in sequences:
-            self.replicas[chosen].submit(seq)
+            for sample in range(num_samples):
+                replica.submit(Sequence(request, sample, num_tokens=prompt))
         return None
 
     def _over(self, index: int, outcome: Outcome) -> None:

@@ -88,19 +88,20 @@ class Recorder:
         self._runs = array("q")
         self._ended = array("q")
         self._idle = array("q")
-        self._snapshot: tuple[int, ...] = ()
         self._in_flight_ns: int | None = None
 
-    def planned(self, plan: StepPlan, scheduler: Scheduler, now_ns: int) -> None:
-        """Note the state that the plan's first step runs in: its memory granted, its work not yet
-        committed. It counts only once the step is committed."""
+    def ran(
+        self, plan: StepPlan, scheduler: Scheduler, start_ns: int, durations_ns: list[int]
+    ) -> None:
+        """A plan ran len(durations_ns) times, and is about to be committed: the scheduler shows
+        the state that its first step ran in, memory granted and work not yet taken over."""
         final = self._final_tokens
         for seq in plan.preempted:
             self._resident -= final[seq.request.index]
         for seq in plan.admitted:
             self._resident += final[seq.request.index]
             if seq.admitted_ns < 0:
-                seq.admitted_ns = now_ns
+                seq.admitted_ns = start_ns
         step = self._num_steps
         for seq in plan.joined:
             self._emit_from(seq, step)
@@ -118,7 +119,9 @@ class Recorder:
                 self._emit_from(work.seq, step)
                 work.seq.run_end = step
         decodes = plan.decodes.num_seqs
-        self._snapshot = (
+        self._plans += _pack_plan(
+            start_ns,
+            len(durations_ns),
             decodes + len(plan.work) - num_prefills,
             num_prefills,
             num_prompt_tokens,
@@ -131,45 +134,43 @@ class Recorder:
             self._resident,
             *scheduler.kv.usage(),
         )
-
-    def committed(
-        self, start_ns: int, durations_ns: list[int], finished: list[Sequence], done: Commit
-    ) -> None:
-        """Take over the planned step and its repeats. `finished` made their last token; those
-        that have ended also left the batch."""
-        num_steps = len(durations_ns)
-        self._plans += _pack_plan(start_ns, num_steps, *self._snapshot)
         self._durations.extend(durations_ns)
+        self._num_steps = step + len(durations_ns)
+
+    def committed(self, end_ns: int, finished: list[Sequence], done: Commit) -> None:
+        """What came of the plan that ran: `finished` made their last token; those that have ended
+        also left the batch."""
         self._taken.append(0)
         if done.taken:
             self._taken.extend(done.taken)
-        step = self._num_steps
-        self._num_steps += num_steps
+        last = self._num_steps - 1
         for seq in done.forked:
-            seq.run_start = seq.run_end = step
+            seq.run_start = seq.run_end = last
         for seq in finished:
-            seq.run_end = self._num_steps - 1
+            seq.run_end = last
             for sample in range(1, seq.width):  # one-token answers that never forked
-                self._runs.extend((seq.request.index, sample, step, step))
+                self._runs.extend((seq.request.index, sample, last, last))
             self._close(seq)
-        if done.ended:
-            end_ns = start_ns + sum(durations_ns)
-            for seq in done.ended:
-                self._resident -= self._final_tokens[seq.request.index]
-                self._end(seq, end_ns)
+        for seq in done.ended:
+            self._resident -= self._final_tokens[seq.request.index]
+            self._end(seq, end_ns)
 
     def idle(self, usage: KVUsage) -> None:
         """Nothing runs or waits from here to the next step."""
         self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run))
 
-    def stopped(self, scheduler: Scheduler, in_flight_ns: int | None) -> None:
-        """The simulation stops here, with a step in flight since in_flight_ns that is never
-        committed: close what is still open."""
+    def stopped(
+        self, scheduler: Scheduler, dropped: StepPlan | None, in_flight_ns: int | None
+    ) -> None:
+        """The simulation stops here: close what is still open. A step in flight since in_flight_ns
+        is never over; `dropped` is its plan, if it was the first of one."""
         self._in_flight_ns = in_flight_ns
         standing = set(scheduler.decodes.members())
-        last = self._num_steps - 1
+        if dropped is not None:
+            standing.update(dropped.left)
         for seq in (*scheduler.running.values(), *scheduler.waiting):
-            seq.run_end = last if seq in standing else min(seq.run_end, last)
+            if seq in standing:
+                seq.run_end = self._num_steps - 1
             if seq.run_start >= 0:
                 self._close(seq)
             if seq.admitted_ns >= 0:

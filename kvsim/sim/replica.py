@@ -69,12 +69,11 @@ class Replica:
             if self._durations:
                 in_flight_ns += sum(self._durations)
                 self._commit()
-        self.recorder.stopped(self.scheduler, in_flight_ns)
+        self.recorder.stopped(self.scheduler, self._plan, in_flight_ns)
 
     def _begin(self) -> None:
         now_ns, scheduler = self._env.now, self.scheduler
         plan = scheduler.plan()
-        self.recorder.planned(plan, scheduler, now_ns)
         steps = scheduler.steady_steps(plan) if self._jump else 1
         self._durations, self._finished = self.executor.execute(plan, steps)
         self._plan = plan
@@ -111,7 +110,7 @@ class Replica:
             if self._has_followers:  # what they send at this instant enters the next plan
                 self._set_alarm(0, PLAN)
                 return
-        if self.scheduler.has_work:
+        if self.scheduler.running or self.scheduler.waiting:
             self._begin()
         else:
             self._alarm = None
@@ -119,8 +118,10 @@ class Replica:
 
     def _commit(self) -> None:
         plan, finished, self._plan = self._plan, self._finished, None
-        done = self.scheduler.commit(plan, len(self._durations), finished)
-        self.recorder.committed(self._start_ns, self._durations, finished, done)
+        scheduler, recorder, durations = self.scheduler, self.recorder, self._durations
+        recorder.ran(plan, scheduler, self._start_ns, durations)
+        done = scheduler.commit(plan, len(durations), finished)
+        recorder.committed(self._env.now, finished, done)
         self.num_outstanding += len(done.forked) - len(done.ended)
         for seq in done.ended:
             self._on_end(seq)

@@ -95,7 +95,7 @@ class Contiguous:
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
         return []
 
-    def grow_all(self, decodes: DecodeSet) -> bool:
+    def grant_all(self, decodes: DecodeSet) -> bool:
         return True
 
     def filling(self, decodes: DecodeSet) -> list[Sequence]:
@@ -103,9 +103,6 @@ class Contiguous:
 
     def fill(self, seq: Sequence, clock: int) -> None:
         raise AssertionError("a contiguous cache shares nothing")
-
-    def fill_all(self, decodes: DecodeSet) -> None:
-        pass
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
         return limit

@@ -119,8 +119,14 @@ class Paged:
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
         return list(decodes.growing(decodes.clock).values())
 
-    def grow_all(self, decodes: DecodeSet) -> bool:
-        return self._grow_bucket(decodes.growing(decodes.clock))
+    def grant_all(self, decodes: DecodeSet) -> bool:
+        clock, size = decodes.clock, self.block_size
+        bucket = decodes.buckets[clock % size]
+        if bucket and not self._grow_bucket(bucket):
+            return False
+        if self._index is not None:
+            self._fill_bucket(decodes, clock)
+        return True
 
     def filling(self, decodes: DecodeSet) -> list[Sequence]:
         if self._index is None:
@@ -130,10 +136,6 @@ class Paged:
     def fill(self, seq: Sequence, clock: int) -> None:
         length = seq.num_tokens + clock - seq.joined_at
         self._index.seal(seq, length // self.block_size)
-
-    def fill_all(self, decodes: DecodeSet) -> None:
-        if self._index is not None:
-            self._fill_bucket(decodes, decodes.clock)
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
         free, num_seqs, period = self._pool.num_free, decodes.num_seqs, self.block_size

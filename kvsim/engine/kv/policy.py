@@ -63,8 +63,9 @@ class KVCachePolicy(Protocol):
         """Members of the decode set that need memory in its next step, in batch order."""
         ...
 
-    def grow_all(self, decodes: DecodeSet) -> bool:
-        """Grow all of `growing`, one after the other, or none: False if memory runs out."""
+    def grant_all(self, decodes: DecodeSet) -> bool:
+        """Grow all of `growing` and fill all of `filling`, each in batch order; or, where memory
+        does not suffice, change nothing and return False."""
         ...
 
     def filling(self, decodes: DecodeSet) -> list[Sequence]:
@@ -73,10 +74,6 @@ class KVCachePolicy(Protocol):
 
     def fill(self, seq: Sequence, clock: int) -> None:
         """The step of member seq at `clock` was granted: share what it fills."""
-        ...
-
-    def fill_all(self, decodes: DecodeSet) -> None:
-        """fill of all who are filling, in batch order."""
         ...
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:

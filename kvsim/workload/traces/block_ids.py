@@ -13,6 +13,8 @@ UNSEEN, ROOT = -2, -1
 SLACK = 1 << 20  # ids this far above what has been seen still count as dense
 RULE = "not a list of whole numbers >= 0"
 
+MOONCAKE_BLOCK, QWEN_BLOCK, WEKA_BLOCK = 512, 16, 64  # tokens a hash id stands for
+
 
 class BlockIds:
     """Interns hash ids and counts what is odd about them.

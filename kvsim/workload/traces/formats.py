@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.errors import TraceError
-from kvsim.workload.traces.aiperf import read_aiperf
-from kvsim.workload.traces.azure import read_azure
-from kvsim.workload.traces.burstgpt import read_burstgpt
+from kvsim.workload.traces.block_ids import MOONCAKE_BLOCK, QWEN_BLOCK, WEKA_BLOCK
 from kvsim.workload.traces.chunk import Chunk
 from kvsim.workload.traces.ledger import Ledger
-from kvsim.workload.traces.llmservingsim import read_llmservingsim
-from kvsim.workload.traces.mooncake import BLOCK_SIZE as MOONCAKE_BLOCK
-from kvsim.workload.traces.mooncake import read_mooncake
-from kvsim.workload.traces.native import read_native
 from kvsim.workload.traces.options import ReadOptions
-from kvsim.workload.traces.qwen import BLOCK_SIZE as QWEN_BLOCK
-from kvsim.workload.traces.qwen import read_qwen
-from kvsim.workload.traces.ragpulse import read_ragpulse
-from kvsim.workload.traces.servegen import read_servegen
-from kvsim.workload.traces.sharegpt import read_sharegpt
-from kvsim.workload.traces.sharegpt_lengths import read_sharegpt_lengths
 from kvsim.workload.traces.source import Source, open_source
-from kvsim.workload.traces.vidur import read_splitwise, read_vidur
-from kvsim.workload.traces.vllm_bench import read_vllm_bench
-from kvsim.workload.traces.vllm_measured import read_vllm_measured
-from kvsim.workload.traces.weka import BLOCK_SIZE as WEKA_BLOCK
-from kvsim.workload.traces.weka import read_weka
 
 Reader = Callable[[Source, ReadOptions, Ledger], Iterator[Chunk]]
 
 
 class Format(NamedTuple):
-    """A reader and what it heeds: `uses` are the options beyond those common to all."""
+    """A format and what it heeds: `uses` are the options beyond those common to all. Its reader is
+    `read_<name>` of `module`, loaded when it is first called for: a run has use for one."""
 
     name: str
-    read: Reader
+    module: str
     is_absolute: bool = False
     uses: frozenset[str] = frozenset()
     block_size: int | None = None
     reads_folders: bool = False
+
+    @property
+    def read(self) -> Reader:
+        return getattr(import_module(f"{__package__}.{self.module}"), f"read_{self.name}")
 
 
 def _formats(*formats: Format) -> dict[str, Format]:
@@ -53,22 +42,24 @@ def _uses(*names: str) -> frozenset[str]:
 
 
 FORMATS: dict[str, Format] = _formats(
-    Format("aiperf", read_aiperf, False, _uses("time_unit", "block_size", "tokenizer"), 512),
-    Format("azure", read_azure, True),
-    Format("burstgpt", read_burstgpt, True, _uses("time_unit", "sessions")),
-    Format("llmservingsim", read_llmservingsim, False, _uses("time_unit")),
-    Format("mooncake", read_mooncake, False, _uses("time_unit", "block_size"), MOONCAKE_BLOCK),
-    Format("native", read_native),
-    Format("qwen", read_qwen, False, _uses("time_unit", "block_size"), QWEN_BLOCK),
-    Format("ragpulse", read_ragpulse, False, _uses("time_unit")),
-    Format("servegen", read_servegen, False, _uses("duration_s"), None, True),
-    Format("sharegpt", read_sharegpt, False, _uses("tokenizer", "sessions")),
-    Format("sharegpt_lengths", read_sharegpt_lengths, False, _uses("sessions")),
-    Format("splitwise", read_splitwise, False, _uses("time_unit")),
-    Format("vidur", read_vidur, False, _uses("time_unit")),
-    Format("vllm_bench", read_vllm_bench, True),
-    Format("vllm_measured", read_vllm_measured, True),
-    Format("weka", read_weka, False, _uses("sessions", "subagents"), WEKA_BLOCK, True),
+    Format(
+        "aiperf", "aiperf", False, _uses("time_unit", "block_size", "tokenizer"), MOONCAKE_BLOCK
+    ),
+    Format("azure", "azure", True),
+    Format("burstgpt", "burstgpt", True, _uses("time_unit", "sessions")),
+    Format("llmservingsim", "llmservingsim", False, _uses("time_unit")),
+    Format("mooncake", "mooncake", False, _uses("time_unit", "block_size"), MOONCAKE_BLOCK),
+    Format("native", "native"),
+    Format("qwen", "qwen", False, _uses("time_unit", "block_size"), QWEN_BLOCK),
+    Format("ragpulse", "ragpulse", False, _uses("time_unit")),
+    Format("servegen", "servegen", False, _uses("duration_s"), None, True),
+    Format("sharegpt", "sharegpt", False, _uses("tokenizer", "sessions")),
+    Format("sharegpt_lengths", "sharegpt_lengths", False, _uses("sessions")),
+    Format("splitwise", "vidur", False, _uses("time_unit")),
+    Format("vidur", "vidur", False, _uses("time_unit")),
+    Format("vllm_bench", "vllm_bench", True),
+    Format("vllm_measured", "vllm_measured", True),
+    Format("weka", "weka", False, _uses("sessions", "subagents"), WEKA_BLOCK, True),
 )
 OPTIONAL = ("time_unit", "block_size", "tokenizer", "sessions", "subagents", "duration_s")
 

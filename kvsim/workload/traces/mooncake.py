@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvsim.workload.traces.block_ids import BlockIds, spans_of_blocks
+from kvsim.workload.traces.block_ids import MOONCAKE_BLOCK, BlockIds, spans_of_blocks
 from kvsim.workload.traces.chunk import Chunk
 from kvsim.workload.traces.json_rows import json_block
 from kvsim.workload.traces.ledger import BadRow, Ledger
@@ -27,12 +27,11 @@ from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import Records, checked
 from kvsim.workload.traces.source import Lines, Source, line_blocks
 
-BLOCK_SIZE = 512
 DIALECT = ("session_id", "delay", "text_input", "messages")
 
 
 def read_mooncake(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[Chunk]:
-    block_size = options.block_size or BLOCK_SIZE
+    block_size = options.block_size or MOONCAKE_BLOCK
     unit = options.time_unit or "ms"
     fields = [
         time_field("timestamp", unit),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvsim.workload.traces.block_ids import BlockIds
+from kvsim.workload.traces.block_ids import QWEN_BLOCK, BlockIds
 from kvsim.workload.traces.chunk import Chunk
 from kvsim.workload.traces.json_rows import json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
@@ -21,7 +21,6 @@ from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.records import checked
 from kvsim.workload.traces.source import Source
 
-BLOCK_SIZE = 16
 ID_LIMIT = 2**63
 
 
@@ -39,7 +38,7 @@ def read_qwen(source: Source, options: ReadOptions, ledger: Ledger) -> Iterator[
         chunk = block_chunk(
             records,
             (columns[0], columns[1], columns[2]),
-            options.block_size or BLOCK_SIZE,
+            options.block_size or QWEN_BLOCK,
             ids,
             ledger,
         )

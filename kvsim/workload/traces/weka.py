@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvsim.engine.request import Span
 from kvsim.errors import TraceError
-from kvsim.workload.traces.block_ids import BlockIds
+from kvsim.workload.traces.block_ids import WEKA_BLOCK, BlockIds
 from kvsim.workload.traces.chunk import Chunk, Rows, private
 from kvsim.workload.traces.json_rows import decoded, json_records
 from kvsim.workload.traces.ledger import BadRow, Ledger, counted
@@ -23,7 +23,6 @@ from kvsim.workload.traces.numbers import DIGITS_BELOW, MISSING, nanoseconds, to
 from kvsim.workload.traces.options import ReadOptions
 from kvsim.workload.traces.source import Source, open_source, text_blocks
 
-BLOCK_SIZE = 64
 SECONDS = DIGITS_BELOW["s"]
 MAX_THINK_NS = 2**62
 
@@ -98,7 +97,7 @@ class _Reader:
         self.rows.name = name
         if not isinstance(requests, list):
             raise TraceError(f"{name}: requests: no such list: not a WEKA session")
-        size = session.get("block_size", BLOCK_SIZE)
+        size = session.get("block_size", WEKA_BLOCK)
         if type(size) is not int or not 0 < size < 2**31:
             raise TraceError(f"{name}: block_size: not a whole number above 0")
         if session.get("hash_id_scope", "local") == "local":
