@@ -79,13 +79,16 @@ def load_of(plan: StepPlan) -> tuple[int, int, int]:
     included), sequences that get a token or a chunk, and the context that its decodes attend to
     (tokens, the newest included). In each repeat every decode adds a token of context."""
     decodes = plan.decodes
-    prompt, seqs, context = plan.num_padding_tokens, decodes.num_seqs, decodes.context
-    for seq, num_new in plan.work:
-        if num_new == 1 and seq.num_computed >= seq.request.prompt_tokens:
-            context += seq.num_tokens
-        else:
-            prompt += num_new
-    return prompt, seqs + len(plan.work) + plan.num_padding_seqs, context
+    prompt, seqs = plan.num_padding_tokens, decodes.num_seqs + plan.num_padding_seqs
+    context = decodes.context
+    if plan.work:
+        seqs += len(plan.work)
+        for seq, num_new in plan.work:
+            if num_new == 1 and seq.num_computed >= seq.request.prompt_tokens:
+                context += seq.num_tokens
+            else:
+                prompt += num_new
+    return prompt, seqs, context
 
 
 class StepResult(NamedTuple):

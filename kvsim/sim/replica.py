@@ -18,6 +18,16 @@ STEP_END, PLAN = 2, 1 << 20
 order, each followed by the arrivals that it causes), then the plans of the next steps."""
 
 
+class _Alarm(simpy.Event):
+    """A triggered event that calls back once its time has come."""
+
+    def __init__(self, env: simpy.Environment, on_alarm: Callable[[simpy.Event], None]) -> None:
+        self.env = env
+        self.callbacks = [on_alarm]
+        self._ok = True
+        self._value = None
+
+
 class Replica:
     """Plans a step, lets the executor promise how long it and its repeats take, waits for the last,
     commits. An arrival that could enter the batch cuts the promise at the end of the step in
@@ -97,10 +107,8 @@ class Replica:
 
     def _set_alarm(self, delay_ns: int, priority: int) -> None:
         """Wake at now + delay_ns; an alarm set before is void."""
-        alarm = self._alarm = simpy.Event(self._env)
-        alarm._ok, alarm._value = True, None
-        alarm.callbacks.append(self._on_alarm)
-        self._env.schedule(alarm, priority + self._index, delay_ns)
+        self._alarm = _Alarm(self._env, self._on_alarm)
+        self._env.schedule(self._alarm, priority + self._index, delay_ns)
 
     def _on_alarm(self, alarm: simpy.Event) -> None:
         if alarm is not self._alarm:

@@ -180,17 +180,17 @@ def _spread(name: str, values: np.ndarray, counts: np.ndarray | None = None) -> 
     total = counts.sum()
     mean = _sum_of(values, counts) / total
     std = float(np.sqrt(_sum_of((values - mean) ** 2, counts) / total))
-    order = np.argsort(values, kind="stable")
-    marks = [_percentile(values[order], counts[order], p) for p in (50, *PERCENTILES)]
+    order = np.argsort(values)
+    values, ends = values[order], np.cumsum(counts[order])
+    marks = [_percentile(values, ends, p) for p in (50, *PERCENTILES)]
     return {
         f"{key}_{name}_ms": figure
         for key, figure in zip(keys, (mean, marks[0], std, *marks[1:]), strict=True)
     }
 
 
-def _percentile(values: np.ndarray, counts: np.ndarray, percent: float) -> float:
-    """numpy's linear percentile of sorted values repeated `counts` times each."""
-    ends = np.cumsum(counts)
+def _percentile(values: np.ndarray, ends: np.ndarray, percent: float) -> float:
+    """numpy's linear percentile of sorted values, of which the first n make up ends[n - 1]."""
     place = percent / 100 * (ends[-1] - 1)
     low, high = np.floor(place), np.ceil(place)
     below, above = values[np.searchsorted(ends, [low, high], side="right")]

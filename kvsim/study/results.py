@@ -161,7 +161,7 @@ def _with_latencies(run: Run) -> dict[str, object]:
         np.divide(ns / 1e6, per, out=out, where=there)
         return out
 
-    ids = [workload.request_id(index) for index in range(len(workload))]
+    ids = workload.request_ids or [str(index) for index in range(len(workload))]
     return {
         "request_id": ids,
         **table,

@@ -223,4 +223,6 @@ def _requests(log: RunLog, first_token_ns: np.ndarray) -> Table:
 
 
 def _stack(tables: list[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
