@@ -75,11 +75,14 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step, its memory granted."""
         plan = StepPlan(self.decodes, self.max_num_batched_tokens)
-        plan.num_padding_seqs = len(self._held)
+        if self._held:
+            plan.num_padding_seqs = len(self._held)
         self.batching.fill(self, plan)
         decodes = self.decodes
-        plan.joined, decodes.joined = decodes.joined, []
-        plan.left, decodes.left = decodes.left, []
+        if decodes.joined:
+            plan.joined, decodes.joined = decodes.joined, []
+        if decodes.left:
+            plan.left, decodes.left = decodes.left, []
         return plan
 
     def continue_running(self, plan: StepPlan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -80,14 +80,23 @@ class Feed:
         for row in np.flatnonzero(workload.after >= 0).tolist():
             self._next.setdefault(int(workload.after[row]), []).append(row)
 
-    def arrivals(self) -> Iterator[simpy.Event]:
-        """The SimPy process of the open-loop rows."""
+    def open(self) -> None:
+        """Let the open-loop rows come, each at its time."""
         rows = np.flatnonzero(self._workload.after < 0)
-        env = self._env
         times = self._workload.arrival_ns[rows].tolist()
-        for row, time_ns in zip(rows.tolist(), times, strict=True):
-            if time_ns > env.now:
-                yield env.timeout(time_ns - env.now)
+        self._coming = iter(zip(rows.tolist(), times, strict=True))
+        self._await_next(None)
+
+    def _await_next(self, arrived: simpy.Event | None) -> None:
+        """Bring the row that is due with all others of this instant, and wait for the next."""
+        now_ns = self._env.now
+        if arrived is not None:
+            self._arrive(arrived.value)
+        for row, time_ns in self._coming:
+            if time_ns > now_ns:
+                timeout = self._env.timeout(time_ns - now_ns, row)
+                timeout.callbacks.append(self._await_next)
+                return
             self._arrive(row)
 
     def ended(self, seq: Sequence) -> None:

@@ -99,7 +99,7 @@ def simulate(
                 has_followers=feed.has_followers,
             )
         )
-    env.process(feed.arrivals())
+    feed.open()
     was_enabled = gc.isenabled()
     gc.disable()  # the model makes no cycles worth collecting, and millions of small objects
     try:

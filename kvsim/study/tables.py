@@ -59,8 +59,11 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
     def spread(name: str) -> np.ndarray:
         return np.repeat(plans[name], counts)
 
+    def count(name: str) -> np.ndarray:
+        return np.repeat(plans[name].astype(np.int32), counts)
+
     def once(name: str) -> np.ndarray:
-        column = np.zeros(num_steps, np.int64)
+        column = np.zeros(num_steps, np.int32)
         column[first] = plans[name]
         return column
 
@@ -74,7 +77,7 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
     admitted, preempted = once("num_admitted"), once("num_preempted")
     start_ns = end_ns - durations
     waiting = _arrived(log, number, start_ns) - np.cumsum(admitted) + np.cumsum(preempted)
-    limit = spread("limit")
+    limit = count("limit")
     limit[(waiting == 0) & (limit != MAX_NUM_BATCHED_TOKENS)] = ARRIVALS
     slots = _book(
         booking,
@@ -87,20 +90,20 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         largest_free_run=spread("largest_free_run"),
     )
     return {
-        "replica": np.full(num_steps, number, np.int64),
+        "replica": np.full(num_steps, number, np.int32),
         "start_ns": start_ns,
         "end_ns": end_ns,
-        "num_running": spread("num_running"),
-        "num_waiting": waiting,
-        "num_decodes": decodes,
-        "num_prefills": spread("num_prefills"),
+        "num_running": count("num_running"),
+        "num_waiting": waiting.astype(np.int32),
+        "num_decodes": decodes.astype(np.int32),
+        "num_prefills": count("num_prefills"),
         "num_prompt_tokens": once("num_prompt_tokens"),
         "num_padding_tokens": once("num_padding_tokens"),
         "num_admitted": admitted,
         "num_preempted": preempted,
         "limit": limit,
         "logical_tokens": logical,
-        "held_blocks": held // size,
+        "held_blocks": (held // size).astype(np.int32),
         **slots,
     }
 
@@ -144,7 +147,7 @@ def _emitted(replica: ReplicaLog, num_steps: int) -> np.ndarray:
     change = np.zeros(num_steps + 1, np.int64)
     np.add.at(change, replica.runs["first"], 1)
     np.add.at(change, replica.runs["last"] + 1, -1)
-    return np.cumsum(change)[:num_steps]
+    return np.cumsum(change)[:num_steps].astype(np.int32)
 
 
 def _gaps(replica: ReplicaLog, end_ns: np.ndarray) -> Table:

@@ -68,15 +68,23 @@ def assemble(
 
 
 class Names:
-    """Request ids seen so far; a repeated one gets a number behind it."""
+    """Request ids seen so far; a repeated one gets a number behind it. Ids that are the row's own
+    number, from the first row on, are no ids: rows are numbered anyway."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.num_numbered = 0  # leading rows whose id is their number
         self.num_repeats = 0
 
     def unique(self, ids: list[str] | None) -> list[str] | None:
         if ids is None:
             return None
+        if not self.seen:
+            first, last = self.num_numbered, self.num_numbered + len(ids)
+            if ids == list(map(str, range(first, last))):
+                self.num_numbered = last
+                return None
+            self.seen.update(map(str, range(first)))
         return [self._one(name) for name in ids]
 
     def _one(self, name: str) -> str:

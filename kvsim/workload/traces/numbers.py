@@ -127,6 +127,8 @@ def _decimal_ns(text: str, places: int) -> int:
 
 
 def _whole_numbers(values: Sequence[object], max_digits: int) -> np.ndarray | None:
+    if isinstance(values, np.ndarray):
+        return values
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
