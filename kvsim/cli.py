@@ -155,6 +155,22 @@ def schema() -> None:
     print(json.dumps(Experiment.model_json_schema(), indent=2))
 
 
+@app.command()
+def golden(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="a golden run, or a folder of them")
+    ],
+) -> None:
+    """Replay step-by-step runs of real schedulers; exit status 0 only if every value is equal."""
+    from kvsim.golden import cases_in, compare, report
+
+    comparisons = [compare(case) for case in cases_in(folder)]
+    for line in report(comparisons):
+        print(line)
+    if any(one.num_differences for one in comparisons):
+        raise typer.Exit(1)
+
+
 Format = Annotated[str, typer.Option("--format", "-f", help="trace format, or auto")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="leave bad rows out, counted")]
 Sort = Annotated[bool, typer.Option("--sort", help="put rows in order of arrival")]

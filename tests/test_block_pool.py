@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvsim.engine.kv.pool import BlockPool
+from kvsim.engine.rules import RULES
 
 NUM_BLOCKS = 7
+
+
+class Keys(set):
+    """The simplest prefix index: the blocks that have a key, and those it was told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[int] = []
+
+    def forget(self, block: int) -> None:
+        self.remove(block)
+        self.forgotten.append(block)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -17,8 +31,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forgotten: list[int] = []
-        self.pool = BlockPool(NUM_BLOCKS, self.forgotten.append)
+        self.keys = Keys()
+        self.forgotten = self.keys.forgotten
+        self.pool = BlockPool(NUM_BLOCKS, self.keys)
         self.holders: dict[int, int] = {}
         self.free = list(range(NUM_BLOCKS))
         self.cached: set[int] = set()
@@ -65,12 +80,13 @@ class PoolMachine(RuleBasedStateMachine):
             return
         del self.holders[block]
         if keep:
-            self.pool.cached[block] = None
+            self.keys.add(block)
             self.cached.add(block)
             self.free.append(block)
         else:
-            self.pool.unkeyed.append(block)
+            self.keys.discard(block)
             self.free.insert(0, block)
+        self.pool.give([block])
 
     @invariant()
     def every_block_is_free_or_held(self):
@@ -85,7 +101,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_cached_blocks_are_forgotten(self):
-        assert set(self.pool.cached) == self.cached
+        assert set(self.pool.queue) == self.cached
+        assert self.pool.num_cached == len(self.cached)
         assert not self.forgotten
 
 
@@ -98,17 +115,41 @@ TestPool.settings = settings(
 def test_the_last_freed_block_without_a_key_is_reused_first():
     pool = BlockPool(4)
     first, second = pool.take(2)
-    pool.unkeyed += [first, second]
+    pool.give([first, second])
     assert pool.take(2) == [second, first]
 
 
 def test_the_longest_unreferenced_cached_block_is_evicted_first():
-    gone: list[int] = []
-    pool = BlockPool(3, gone.append)
+    keys = Keys()
+    pool = BlockPool(3, keys)
     a, b, c = pool.take(3)
+    keys.update((a, b, c))
     for block in (b, a, c):
-        pool.cached[block] = None
+        pool.give([block])
     pool.hold(b)
     assert pool.take(2) == [a, c]
-    assert gone == [a, c]
+    assert keys.forgotten == [a, c]
     assert pool.num_evicted == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "is_caching", "expected"),
+    [
+        ("vllm-0.33", True, [2, 3, 1, 0]),  # the keyless tail, the never used, then keyed, deepest
+        ("vllm-0.26", False, [2, 1, 0, 3]),  # a stack
+        ("vllm-0.20", True, [3, 2, 1, 0]),  # all at the end, tails first
+        ("vllm-0.11", False, [3, 2, 1, 0]),
+        ("vllm-0.8", True, [3, 2, 1, 0]),
+        ("vllm-0.8", False, [3, 0, 1, 2]),  # heads first
+    ],
+)
+def test_free_blocks_are_reused_in_the_order_of_each_version(version, is_caching, expected):
+    keys = Keys() if is_caching else None
+    pool = BlockPool(4, keys, RULES[version])
+    table = pool.take(3)
+    assert table == [0, 1, 2]
+    if keys is not None:
+        keys.update((0, 1))
+    pool.give(table)
+    assert pool.num_cached == (2 if is_caching else 0)
+    assert pool.take(4) == expected

@@ -18,6 +18,7 @@ from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.placement import Buddy, Fit, best_fit, first_fit
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.request import answer_stream
+from kvsim.engine.rules import LATEST, RULES, Rules
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Outcome, round_robin
@@ -36,7 +37,9 @@ SAME_CASES_EVERY_TIME = settings(
 )
 
 
-def simulated(workload: Workload, setup: Setup, *, jump: bool) -> dict[str, Run]:
+def simulated(
+    workload: Workload, setup: Setup, *, jump: bool, rules: Rules = LATEST, threshold: int = 0
+) -> dict[str, Run]:
     """kvsim's run of a setup, under both bookings."""
     latency = Linear(
         setup.base_ms,
@@ -46,13 +49,15 @@ def simulated(workload: Workload, setup: Setup, *, jump: bool) -> dict[str, Run]
         setup.prompt_step_ms,
     )
     engine = Engine(
-        make_kv=partial(policy_of, setup, workload.output_tokens.tolist()),
+        make_kv=partial(policy_of, setup, workload.output_tokens.tolist(), rules),
         make_executor=partial(SimulatedExecutor, latency),
         batching=STATIC if setup.is_static else CONTINUOUS,
         max_model_len=setup.max_model_len,
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
         chunked_prefill=setup.chunked_prefill,
+        long_prefill_token_threshold=threshold,
+        rules=rules,
         jump=jump,
     )
     log = simulate(
@@ -65,7 +70,7 @@ def simulated(workload: Workload, setup: Setup, *, jump: bool) -> dict[str, Run]
     return {"paper": expand(log, "paper"), "common": expand(log, "common")}
 
 
-def policy_of(setup: Setup, output_tokens: list[int]) -> KVCachePolicy:
+def policy_of(setup: Setup, output_tokens: list[int], rules: Rules) -> KVCachePolicy:
     num_blocks, size = setup.num_blocks, setup.block_size
     if setup.memory == "paged":
         return Paged(
@@ -74,6 +79,7 @@ def policy_of(setup: Setup, output_tokens: list[int]) -> KVCachePolicy:
             can_fork=setup.can_fork,
             prefix_caching=setup.prefix_caching,
             watermark=setup.watermark,
+            rules=rules,
         )
     limit = setup.reserve_tokens if setup.reserve == "fixed" else setup.max_model_len
     placement = {
@@ -359,6 +365,23 @@ def test_jumping_stepping_and_walking_tell_the_same(family):
     def compare(data: st.DataObject) -> None:
         setup = data.draw(setups(family))
         check(data.draw(workloads(setup)), setup)
+
+    compare()
+
+
+@pytest.mark.parametrize("family", ["paged", "prefix cache", "forks and prefix cache"])
+@pytest.mark.parametrize("version", RULES)
+def test_jumping_and_stepping_tell_the_same_under_the_rules_of_each_version(version, family):
+    @settings(SAME_CASES_EVERY_TIME, max_examples=80)
+    @given(st.data())
+    def compare(data: st.DataObject) -> None:
+        setup = data.draw(setups(family))
+        workload, threshold = data.draw(workloads(setup)), data.draw(few(0, 1, 2, 5))
+        jumping, stepping = (
+            simulated(workload, setup, jump=jump, rules=RULES[version], threshold=threshold)
+            for jump in (True, False)
+        )
+        assert_same_runs(jumping["paper"], stepping["paper"])
 
     compare()
 

@@ -14,6 +14,7 @@ from kvsim.engine.kv import contiguous, placement
 from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.rules import RULES
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
@@ -30,13 +31,15 @@ def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
     assert config.step_time is not None and config.max_model_len is not None
     latency = Linear(**config.step_time.model_dump())
     return Engine(
-        make_kv=partial(_kv, experiment.kv, config.max_model_len, workload),
+        make_kv=partial(_kv, experiment, workload),
         make_executor=partial(SimulatedExecutor, latency),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         chunked_prefill=config.chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        rules=RULES[config.rules],
         jump=config.jump,
     )
 
@@ -53,9 +56,10 @@ def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
     return _trace(config, experiment.seed, folder)
 
 
-def _kv(config: models.KV, max_model_len: int, workload: Workload) -> KVCachePolicy:
+def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
+    config, max_model_len = experiment.kv, experiment.engine.max_model_len
     policy, num_blocks, size = config.policy, config.num_blocks, config.block_size
-    assert num_blocks is not None
+    assert num_blocks is not None and max_model_len is not None
     if policy.kind != "contiguous":
         shares = policy.kind == "paged_sharing"
         return Paged(
@@ -64,6 +68,7 @@ def _kv(config: models.KV, max_model_len: int, workload: Workload) -> KVCachePol
             can_fork=shares,
             prefix_caching=shares and policy.prefix_caching,
             watermark=policy.watermark,
+            rules=RULES[experiment.engine.rules],
         )
     limit = policy.reserve_tokens or max_model_len
     outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from kvsim.config import yaml_text
 from kvsim.config.models import Experiment
 from kvsim.config.yaml_text import KeyPath, YamlFault
+from kvsim.engine.rules import RULES, Unchunked
 from kvsim.errors import ConfigError
 
 PRESET_BLOCK_SIZE = 16
@@ -261,8 +262,11 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
                 "sequence takes a token of every step",
             )
         )
+    if policy.kind != "contiguous" and policy.watermark and not RULES[engine.rules].has_watermark:
+        found.append((("kv", "policy", "watermark"), f"{engine.rules} has none: it must be 0"))
     longest = engine.max_model_len or 0
-    if not engine.chunked_prefill and budget < longest:
+    can_wait = RULES[engine.rules].unchunked is not Unchunked.CHUNK
+    if not engine.chunked_prefill and can_wait and budget < longest:
         found.append(
             (
                 path,

@@ -33,6 +33,14 @@ class Engine(Model):
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     max_num_batched_tokens: PositiveInt = 8192
     chunked_prefill: bool = True
+    long_prefill_token_threshold: Annotated[
+        int,
+        Field(ge=0, le=1_000_000_000, description="longest chunk of a prompt in a step; 0: none"),
+    ] = 0
+    rules: Annotated[
+        Literal["vllm-0.33", "vllm-0.26", "vllm-0.20", "vllm-0.11", "vllm-0.8"],
+        Field(description="the version of vLLM whose scheduling rules apply"),
+    ] = "vllm-0.33"
     batching: Literal["continuous", "static"] = "continuous"
     jump: Annotated[
         bool, Field(description="advance steady decodes at once; the results do not depend on it")

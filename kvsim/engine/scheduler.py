@@ -18,6 +18,7 @@ from kvsim.engine.plan import (
     Work,
 )
 from kvsim.engine.request import Sequence, State, answer_stream
+from kvsim.engine.rules import LATEST, Rules, Unchunked
 
 LONGEST_PROMISE = 1024
 """Steps that one promise may hold: bounds its arrays, and what a cut throws away."""
@@ -47,12 +48,18 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         chunked_prefill: bool,
+        long_prefill_token_threshold: int = 0,
+        rules: Rules = LATEST,
     ) -> None:
         self.kv = kv
         self.batching = batching
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.chunked_prefill = chunked_prefill
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self._unchunked = Unchunked.CHUNK if chunked_prefill else rules.unchunked
+        self._spares_lone_prefill = rules.spares_lone_prefill
+        self._longest_chunk = max_num_batched_tokens  # of the step being planned
+        self._passed_over: list[Sequence] = []  # heads too long for a step, in this one
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}
         self.decodes = DecodeSet(kv.block_size)
@@ -75,6 +82,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step, its memory granted."""
         plan = StepPlan(self.decodes, self.max_num_batched_tokens)
+        if self.long_prefill_token_threshold:
+            self._longest_chunk = self._chunk_limit()
         if self._held:
             plan.num_padding_seqs = len(self._held)
         self.batching.fill(self, plan)
@@ -119,6 +128,14 @@ class Scheduler:
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit from the head of the queue while seats, token budget and memory last. Nobody
         overtakes the head; the last prompt admitted is cut to the budget."""
+        waiting = self.waiting
+        self._passed_over.clear()
+        self._admit_heads(plan)
+        if self._passed_over:
+            waiting.extendleft(self._passed_over)  # reversed, as vLLM 0.11 does
+            plan.limit = MAX_NUM_BATCHED_TOKENS
+
+    def _admit_heads(self, plan: StepPlan) -> None:
         kv, waiting = self.kv, self.waiting
         while waiting:
             seq = waiting[0]
@@ -131,10 +148,15 @@ class Scheduler:
             hit = kv.match(seq)
             num_hit = len(hit) * kv.block_size
             num_new = seq.num_tokens - num_hit
+            if self.long_prefill_token_threshold:
+                num_new = min(num_new, self._longest_chunk)
             if num_new > plan.token_budget:
-                if not self.chunked_prefill:
+                if self._unchunked is Unchunked.STOP:
                     plan.limit = MAX_NUM_BATCHED_TOKENS
                     return
+                if self._unchunked is Unchunked.SKIP:
+                    self._passed_over.append(waiting.popleft())
+                    continue
                 num_new = plan.token_budget
             moves = kv.admit(seq, hit, num_new, is_alone=not self.running)
             if moves is None:
@@ -161,6 +183,8 @@ class Scheduler:
         its hits cannot grow, unless it quotes an answer that is being written.
         """
         if plan.work or plan.preempted or not plan.decodes.num_seqs:
+            return 1
+        if self.waiting and (self._passed_over or not self.kv.blocks_for_good):
             return 1
         if self.waiting and self._quotes_running(self.waiting[0]):
             return 1
@@ -219,10 +243,17 @@ class Scheduler:
                     self.num_computed += seq.num_computed
                     self._stalled.append(seq)
             elif seq.order in self.partial and budget > 0:
-                num_new = min(seq.num_tokens - seq.num_computed, budget)
+                num_new = min(seq.num_tokens - seq.num_computed, budget, self._longest_chunk)
                 wanted.append((seq, num_new))
                 budget -= num_new
         return wanted
+
+    def _chunk_limit(self) -> int:
+        """The longest chunk of a step: long_prefill_token_threshold, unless it does not apply."""
+        is_lone = len(self.running) + len(self.waiting) <= 1
+        if is_lone and self._spares_lone_prefill:
+            return self.max_num_batched_tokens
+        return self.long_prefill_token_threshold
 
     def _quotes_running(self, seq: Sequence) -> bool:
         quoted = {span.stream for span in seq.request.prompt if span.stream < 0}

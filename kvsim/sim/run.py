@@ -13,6 +13,7 @@ import simpy
 from kvsim.engine.batching import Batching
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.plan import Executor
+from kvsim.engine.rules import LATEST, Rules
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import UserError
 from kvsim.sim.feed import Feed, Route
@@ -32,6 +33,8 @@ class Engine:
     max_num_seqs: int
     max_num_batched_tokens: int
     chunked_prefill: bool
+    long_prefill_token_threshold: int = 0
+    rules: Rules = LATEST
     jump: bool = True
 
 
@@ -84,6 +87,8 @@ def simulate(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             chunked_prefill=engine.chunked_prefill,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+            rules=engine.rules,
         )
         recorder = Recorder(final_tokens)
         executor = engine.make_executor(answer_tokens)

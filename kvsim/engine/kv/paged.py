@@ -8,6 +8,7 @@ from kvsim.engine.kv.policy import KVUsage
 from kvsim.engine.kv.pool import BlockPool
 from kvsim.engine.plan import COPY, BlockMove
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.rules import LATEST, Rules
 
 
 class Paged:
@@ -31,6 +32,7 @@ class Paged:
         can_fork: bool = False,
         prefix_caching: bool = False,
         watermark: float = 0.0,
+        rules: Rules = LATEST,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -38,9 +40,13 @@ class Paged:
         self.num_forked_blocks = 0  # table entries that forks shared instead of copying
         self.num_copies = 0  # blocks copied on write
         self._index = HashChain(block_size) if prefix_caching else None
-        self._pool = BlockPool(num_blocks, self._index.forget if self._index else None)
+        self.pool = BlockPool(num_blocks, self._index, rules)
+        self._reserves_full_prompt = rules.reserves_full_prompt
         self._watermark_blocks = int(watermark * num_blocks)
         self._overlap = 0
+        self.is_caching = prefix_caching
+        # an evicted hit of a blocked head changes how much of it the first chunk has to hold
+        self.blocks_for_good = rules.reserves_full_prompt or not prefix_caching
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         # the last token is sampled, never written: it needs no slot
@@ -54,15 +60,17 @@ class Paged:
     ) -> list[BlockMove] | None:
         """Give seq the blocks of its prefix hit and new ones for num_new more tokens.
 
-        Refuses when the pool cannot hold every token that seq already has: room for a first chunk
-        alone would be lost to preemption. A hit on a cached block takes it out of what is free.
+        Refuses when the pool cannot hold every token that seq already has (room for a first chunk
+        alone, all that older rules ask for, would be lost to preemption). A hit on a cached block
+        takes it out of what is free.
         """
-        pool = self._pool
-        cold = sum(block in pool.cached for block in hit) if hit else 0
+        pool = self.pool
+        cold = sum(block in pool.queue for block in hit) if hit else 0
         spare = 0 if is_alone else self._watermark_blocks
-        if self._blocks_for(seq.num_tokens) - len(hit) + cold + spare > pool.num_free:
-            return None
         computed = len(hit) * self.block_size
+        wanted = seq.num_tokens if self._reserves_full_prompt else computed + num_new
+        if self._blocks_for(wanted) - len(hit) + cold + spare > pool.num_free:
+            return None
         for block in hit:
             pool.hold(block)
         self._overlap += (len(hit) - cold) * self.block_size
@@ -72,7 +80,7 @@ class Paged:
         return []
 
     def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None:
-        pool = self._pool
+        pool = self.pool
         start = seq.num_computed
         needed = self._blocks_for(start + num_new) - len(seq.blocks)
         written = start // self.block_size  # block table entry that the first new token goes to
@@ -97,22 +105,13 @@ class Paged:
         child.blocks = parent.blocks.copy()
         child.num_sealed = parent.num_sealed
         for block in parent.blocks:
-            self._pool.hold(block)
+            self.pool.hold(block)
         self._overlap += parent.num_computed
         self.num_forked_blocks += len(parent.blocks)
 
     def release(self, seq: Sequence) -> None:
-        """Give back seq's blocks: those with a key stay findable, tails to be reused first."""
-        pool, index, blocks = self._pool, self._index, seq.blocks
-        if pool.shared:
-            blocks = self._unshared(seq)
-        if index is None:
-            pool.unkeyed += blocks
-        else:
-            for block in reversed(blocks):  # tails first: a prefix outlives what hangs on it
-                if block in index:
-                    pool.cached[block] = None
-            pool.unkeyed += [block for block in blocks if block not in index]
+        """Give back seq's blocks; those with a key stay findable until they are reused."""
+        self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
         seq.blocks = []
         seq.num_sealed = 0
 
@@ -138,7 +137,7 @@ class Paged:
         self._index.seal(seq, length // self.block_size)
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
-        free, num_seqs, period = self._pool.num_free, decodes.num_seqs, self.block_size
+        free, num_seqs, period = self.pool.num_free, decodes.num_seqs, self.block_size
         if num_seqs * -(-(limit - 1) // period) <= free:
             return limit
         rounds = free // num_seqs  # in `period` steps every member takes one block
@@ -153,8 +152,8 @@ class Paged:
         size, clocks = self.block_size, range(decodes.clock + 1, decodes.clock + num_steps)
         buckets = [decodes.buckets[clock % size] for clock in clocks]
         taken = [len(bucket) for bucket in buckets]
-        if self._index is None and sum(taken) <= len(self._pool.unkeyed):
-            take = self._pool.unkeyed.pop
+        if self._index is None and sum(taken) <= len(self.pool.unkeyed):
+            take = self.pool.unkeyed.pop
             for bucket in buckets:
                 for seq in bucket.values():
                     seq.blocks.append(take())
@@ -167,10 +166,10 @@ class Paged:
         return taken
 
     def usage(self) -> KVUsage:
-        size = self.block_size
-        unkeyed, cached = len(self._pool.unkeyed), len(self._pool.cached)
-        held = (self.num_blocks - unkeyed - cached) * size
-        return KVUsage(held, held, cached * size, self._overlap, unkeyed * size)
+        pool, size = self.pool, self.block_size
+        free, cached = len(pool.unkeyed) + len(pool.queue), pool.num_cached
+        held = (self.num_blocks - free) * size
+        return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -183,7 +182,7 @@ class Paged:
 
     def _grow_bucket(self, bucket: dict[int, Sequence]) -> bool:
         """A block for each, in batch order; False and nothing changed if that is too many."""
-        pool = self._pool
+        pool = self.pool
         unkeyed = pool.unkeyed
         if len(bucket) <= len(unkeyed):
             for seq in bucket.values():
@@ -203,7 +202,7 @@ class Paged:
         """Drop seq's references to shared blocks; the blocks that only seq held, in order."""
         mine = []
         for number, block in enumerate(seq.blocks):
-            if self._pool.drop_shared(block):
+            if self.pool.drop_shared(block):
                 filled = seq.num_computed - number * self.block_size
                 self._overlap -= min(max(filled, 0), self.block_size)
             else:

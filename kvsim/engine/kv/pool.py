@@ -3,40 +3,69 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from typing import Protocol
+
+from kvsim.engine.rules import LATEST, Rules
+
+
+class Index(Protocol):
+    """What a pool asks of a prefix index: whether it can find a block, and to forget one."""
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def forget(self, block: int) -> None: ...
 
 
 class BlockPool:
     """Block ids 0 to num_blocks - 1.
 
-    Reuse order is that of vLLM 0.26 and later (docs of its V1 block pool): blocks without a
-    prefix key first, the last freed foremost; then cached blocks, the longest unreferenced first.
-    `shared` counts the references of a held block beyond the first, so that an unshared block
-    costs nothing. `forget(block)` is called when a cached block is taken for something else.
+    Free blocks are reused in the order of the rules. Of vLLM 0.26 and later: those without a
+    prefix key first (`unkeyed`, a stack), the last freed foremost; then the cached ones of
+    `queue`, the longest unreferenced first. Before, all stand in the queue. `shared` counts the
+    references of a held block beyond the first, so that an unshared block costs nothing. The
+    index forgets a cached block when it is taken for something else.
     """
 
-    __slots__ = ("cached", "forget", "num_blocks", "num_evicted", "shared", "unkeyed")
+    __slots__ = (
+        "_index",
+        "_is_head_first",
+        "_keyless_first",
+        "num_blocks",
+        "num_cached",
+        "num_evicted",
+        "queue",
+        "shared",
+        "unkeyed",
+    )
 
-    def __init__(self, num_blocks: int, forget: Callable[[int], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, index: Index | None = None, rules: Rules = LATEST) -> None:
         self.num_blocks = num_blocks
-        self.forget = forget
-        self.unkeyed = list(range(num_blocks - 1, -1, -1))
-        self.cached: OrderedDict[int, None] = OrderedDict()
         self.shared: dict[int, int] = {}
+        self.num_cached = 0  # free blocks that the index can find
         self.num_evicted = 0
+        self._index = index
+        self._keyless_first = rules.keyless_first
+        self._is_head_first = rules.is_head_first and index is None
+        self.unkeyed: list[int] = []
+        self.queue: OrderedDict[int, None] = OrderedDict()
+        if rules.keyless_first:
+            self.unkeyed += range(num_blocks - 1, -1, -1)
+        else:
+            self.queue.update(dict.fromkeys(range(num_blocks)))
 
     @property
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
-        return len(self.unkeyed) + len(self.cached)
+        return len(self.unkeyed) + len(self.queue)
 
     def take_one(self) -> int:
         if self.unkeyed:
             return self.unkeyed.pop()
-        block, _ = self.cached.popitem(last=False)
-        self.num_evicted += 1
-        assert self.forget is not None, "only a pool with an index holds cached blocks"
-        self.forget(block)
+        block, _ = self.queue.popitem(last=False)
+        if self._index is not None and block in self._index:
+            self.num_cached -= 1
+            self.num_evicted += 1
+            self._index.forget(block)
         return block
 
     def take(self, count: int) -> list[int]:
@@ -52,8 +81,9 @@ class BlockPool:
 
     def hold(self, block: int) -> None:
         """One more reference to a cached or held block."""
-        if block in self.cached:
-            del self.cached[block]
+        if block in self.queue:
+            del self.queue[block]
+            self.num_cached -= 1
         else:
             self.shared[block] = self.shared.get(block, 0) + 1
 
@@ -67,3 +97,18 @@ class BlockPool:
         else:
             self.shared[block] = extra - 1
         return True
+
+    def give(self, blocks: list[int]) -> None:
+        """Take back blocks that nobody holds any more, in the order of their block table: tails
+        are reused first, since a prefix must outlive what hangs on it."""
+        index = self._index
+        if self._keyless_first and index is None:
+            self.unkeyed += blocks
+            return
+        for block in blocks if self._is_head_first else reversed(blocks):
+            is_cached = index is not None and block in index
+            self.num_cached += is_cached
+            if is_cached or not self._keyless_first:
+                self.queue[block] = None
+        if self._keyless_first:
+            self.unkeyed += [block for block in blocks if block not in index]
