@@ -3,7 +3,7 @@
 A case is a folder: `trace.csv` (request_id; arrival_step or arrival_time in s; prompt_tokens;
 output_tokens; optional segments "label:length;..." for the head of the prompt, where `@id` quotes
 the answer of a request), `config.yaml` (engine arguments under vLLM's names; optional `engine`: a
-name in RULES) and `steps.jsonl` (one JSON object a step).
+name in RULES) and `steps.jsonl` (one JSON object a step). The paper-era ones are in golden_groups.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvsim.engine.request import Request, Sequence, Span, answer_stream, merged
 from kvsim.engine.rules import LATEST, RULES
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import UserError
+from kvsim.golden_groups import GroupReplay, arrival_of
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 
@@ -55,15 +56,16 @@ def compare(case: Path) -> Comparison:
         config, _ = yaml_text.parse((case / "config.yaml").read_text())
         with (case / "trace.csv").open(newline="") as file:
             trace = list(csv.DictReader(file))
-        replay = Replay(config, trace)
+        is_v0 = str(config.get("oracle", "v1")).startswith("v0")
+        replay = (GroupReplay if is_v0 else Replay)(config, trace)
     except (OSError, ValueError, KeyError, yaml_text.YamlFault) as error:
         raise UserError(f"{case}: not a golden run that kvsim can replay: {error}") from None
     first, num_columns, num_differences = None, 0, 0
     for told in expected:
-        row = replay.step(told["step"], told.get("t"))
+        row = replay.step(told)
         told = {name: value for name, value in told.items() if name != "t"}
         if "tables" not in told:
-            del row["tables"]
+            row.pop("tables", None)
         names = told.keys() | row.keys()
         num_columns += len(names)
         wrong = [name for name in names if told.get(name) != row.get(name)]
@@ -77,8 +79,6 @@ class Replay:
     """A case on kvsim's scheduler, one step at a time, in the golden columns."""
 
     def __init__(self, config: dict, trace: list[dict]) -> None:
-        if not str(config.get("oracle", "v1")).startswith("v1"):
-            raise ValueError(f"its oracle is {config['oracle']!r}; only v1 runs are supported")
         rules = RULES[config["engine"]] if "engine" in config else LATEST
         if not config.get("scheduler_reserve_full_isl", True):
             rules = rules._replace(reserves_full_prompt=False)
@@ -110,17 +110,17 @@ class Replay:
         labels: dict[str, int] = {}
         requests = [_request(number, row, self.ids, labels) for number, row in enumerate(trace)]
         self.coming = sorted(
-            zip(map(_arrival, trace), requests, strict=True), key=lambda pair: pair[0]
+            zip(map(arrival_of, trace), requests, strict=True), key=lambda pair: pair[0]
         )
 
-    def step(self, step: int, time_s: float | None) -> dict:
-        now = step if time_s is None else time_s
+    def step(self, told: dict) -> dict:
+        now = told.get("t", told["step"])
         arrived = []
         while self.coming and self.coming[0][0] <= now:
             request = self.coming.pop(0)[1]
             arrived.append(self.ids[request.index])
             self.scheduler.submit(Sequence(request, num_tokens=request.prompt_tokens))
-        row = {"step": step, **self._planned()}
+        row = {"step": told["step"], **self._planned()}
         if arrived:
             row["arr"] = arrived
         return row
@@ -164,10 +164,6 @@ class Replay:
 
     def _name(self, seq: Sequence) -> str:
         return self.ids[seq.request.index]
-
-
-def _arrival(row: dict) -> float:
-    return float(row["arrival_step"] if "arrival_step" in row else row["arrival_time"])
 
 
 def _request(index: int, row: dict, ids: list[str], labels: dict[str, int]) -> Request:

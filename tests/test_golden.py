@@ -1,4 +1,4 @@
-"""Step for step, kvsim decides what vLLM 0.33 decided."""
+"""Step for step, kvsim decides what vLLM 0.33 and 0.2 decided."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "data" / "golden"
 CASES = [
+    "v0_beam",
+    "v0_ignored",
+    "v0_parallel",
+    "v0_recompute",
+    "v0_swap",
     "v1_block8",
     "v1_boundaries",
     "v1_chunked_long",

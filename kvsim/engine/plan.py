@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.request import Sequence
 
-COPY = "copy"
+COPY, SWAP_OUT, SWAP_IN = "copy", "swap_out", "swap_in"
 
 LIMITS = ("arrivals", "kv_memory", "max_num_seqs", "max_num_batched_tokens", "static_batch")
 ARRIVALS, KV_MEMORY, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, STATIC_BATCH = range(5)
@@ -30,7 +30,8 @@ class Work(NamedTuple):
 
 
 class BlockMove(NamedTuple):
-    """Copy the KV of block `source` to block `target`, before the step's work."""
+    """Copy the KV of block `source` to block `target`, before the step's work; SWAP_OUT to a block
+    of the host, SWAP_IN from one."""
 
     kind: str
     source: int

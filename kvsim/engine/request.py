@@ -51,6 +51,7 @@ class Request(NamedTuple):
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -80,6 +81,7 @@ class Sequence:
     num_resumed_hit: int = 0  # and when it came back from preemptions
     width: int = 1  # seats it takes: the answers that will fork from it
     blocks: list[int] = field(default_factory=list)  # the block table
+    host_blocks: list[int] = field(default_factory=list)  # where its KV is while it is swapped
     num_sealed: int = 0  # leading blocks already offered to the prefix index
     keys: list[int] | None = None  # prefix keys of leading full blocks, as far as computed
     key_source: Iterator[int] | None = None

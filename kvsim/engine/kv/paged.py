@@ -109,6 +109,12 @@ class Paged:
         self._overlap += parent.num_computed
         self.num_forked_blocks += len(parent.blocks)
 
+    def share_again(self, numbers: list[int], seq: Sequence) -> None:
+        """Sharing that a swap has kept: seq is one more holder of its blocks with these numbers."""
+        for number in numbers:
+            self.pool.hold(seq.blocks[number])
+            self._overlap += self._filled(seq, number)
+
     def release(self, seq: Sequence) -> None:
         """Give back seq's blocks; those with a key stay findable until they are reused."""
         self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
@@ -198,13 +204,16 @@ class Paged:
         for seq in decodes.growing(clock + 1).values():
             self.fill(seq, clock)
 
+    def _filled(self, seq: Sequence, number: int) -> int:
+        """Tokens of seq in its block of this number."""
+        return min(max(seq.num_computed - number * self.block_size, 0), self.block_size)
+
     def _unshared(self, seq: Sequence) -> list[int]:
         """Drop seq's references to shared blocks; the blocks that only seq held, in order."""
         mine = []
         for number, block in enumerate(seq.blocks):
             if self.pool.drop_shared(block):
-                filled = seq.num_computed - number * self.block_size
-                self._overlap -= min(max(filled, 0), self.block_size)
+                self._overlap -= self._filled(seq, number)
             else:
                 mine.append(block)
         return mine

@@ -1,0 +1,238 @@
+"""The paper-era scheduler: groups of sequences, all-or-nothing preemption, recompute or swap."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvsim.engine.decodes import DecodeSet
+from kvsim.engine.kv.host import HostPool
+from kvsim.engine.kv.paged import Paged
+from kvsim.engine.plan import KV_MEMORY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, StepPlan, Work
+from kvsim.engine.request import Request, Sequence, State
+from kvsim.engine.scheduler import Commit
+from kvsim.errors import UserError
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A request: one prompt that `num_samples` answers (or beams) fork from."""
+
+    request: Request
+    order: int  # of arrival
+    is_beam: bool = False
+    seqs: list[Sequence] = field(default_factory=list)  # unfinished, in order of their ids
+
+    @property
+    def live(self) -> int:
+        """Sequences that it may run at once from here on (max_num_seqs counts them)."""
+        width = self.request.num_samples
+        return width if self.is_beam or self.seqs[0].width > 1 else len(self.seqs)
+
+
+class GroupScheduler:
+    """vLLM 0.2: a step is all prompts or all decodes; `mixes_prompts` lets them share one, as the
+    paper's system does (Kwon et al. 2023, sections 4.3 to 4.5).
+
+    First come first served over groups. Each decode step demands a free block for every running
+    sequence, whether it needs one or not; who finds none preempts the newest group: by recompute
+    where it has one sequence, by swap where it has more (or always, with `always_swaps`). Nothing
+    is admitted while anything is swapped. The watermark guards admission and swap-in.
+    """
+
+    def __init__(
+        self,
+        kv: Paged,
+        host: HostPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        watermark_blocks: int,
+        always_swaps: bool = False,
+        mixes_prompts: bool = False,
+    ) -> None:
+        self.kv = kv
+        self.host = host
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.longest = min(max_model_len, max_num_batched_tokens)
+        self.watermark_blocks = watermark_blocks
+        self.always_swaps = always_swaps
+        self.mixes_prompts = mixes_prompts
+        self.decodes = DecodeSet(1)  # stays empty: a group's sequences are walked in every step
+        self.waiting: deque[Group] = deque()
+        self.running: list[Group] = []
+        self.swapped: list[Group] = []
+        self.ignored: list[Group] = []  # dropped by the last plan: longer than a step or the model
+        self.swapped_in: list[Group] = []  # by the last plan
+        self.ops: list[
+            tuple[Sequence, Sequence | None]
+        ] = []  # forks (parent, child), frees (, None)
+
+    def submit(self, group: Group) -> None:
+        self.waiting.append(group)
+
+    def plan(self) -> StepPlan:
+        """The next step, its memory granted."""
+        plan = StepPlan(self.decodes, self.max_num_batched_tokens)
+        self.ignored, self.swapped_in = [], []
+        if self.mixes_prompts:
+            self._continue_running(plan)
+            if not plan.preempted and not self.swapped:
+                self._admit(plan)
+        elif self.swapped or not self._admit(plan):
+            self._continue_running(plan)
+        return plan
+
+    def commit(
+        self,
+        plan: StepPlan,
+        finished: list[Sequence],
+        stillborn: frozenset[tuple[int, int]] = frozenset(),
+    ) -> Commit:
+        """Take over that the plan ran and that `finished` made their last token with it: answers
+        fork where a prompt was computed, then the finished ones give their blocks back. A sample
+        that is complete with its first token, (request index, sample) in `stillborn`, never forks.
+        """
+        forked: list[Sequence] = []
+        self.ops = []
+        for seq, num_new in plan.work:
+            seq.num_computed += num_new
+            seq.num_tokens += 1
+        for group in [*self.running]:
+            parent = group.seqs[0]
+            if parent.width > 1 and not group.is_beam:
+                forked += self._fork(group, stillborn)
+            for seq in [seq for seq in group.seqs if seq in finished]:
+                self.free(group, seq)
+        ended = [seq for seq in finished if seq.state is State.FINISHED]
+        return Commit(ended, forked, [])
+
+    def fork(self, group: Group, parent: Sequence, child: Sequence) -> None:
+        """Let child begin as a copy of parent that shares all its blocks."""
+        child.num_tokens, child.num_computed = parent.num_tokens, parent.num_computed
+        child.state = State.RUNNING
+        self.kv.fork(parent, child)
+        group.seqs.append(child)
+        self.ops.append((parent, child))
+
+    def free(self, group: Group, seq: Sequence) -> None:
+        """End a sequence; its group ends with the last one."""
+        self.kv.release(seq)
+        seq.state = State.FINISHED
+        group.seqs.remove(seq)
+        self.ops.append((seq, None))
+        if not group.seqs:
+            self.running.remove(group)
+
+    def _admit(self, plan: StepPlan) -> bool:
+        """Prompts from the head of the queue, whole; whether anything came of it."""
+        num_before = len(plan.work)
+        seats = sum(group.live for group in self.running)
+        budget = self.max_num_batched_tokens - sum(work.num_new for work in plan.work)
+        while self.waiting:
+            group = self.waiting[0]
+            (seq,) = group.seqs
+            if seq.num_tokens > self.longest:
+                self.ignored.append(self.waiting.popleft())
+                continue
+            needed = -(-seq.num_tokens // self.kv.block_size)
+            if self.kv.pool.num_free - needed < self.watermark_blocks:
+                plan.limit = KV_MEMORY
+                break
+            if seq.num_tokens > budget:
+                plan.limit = MAX_NUM_BATCHED_TOKENS
+                break
+            if seats + group.live > self.max_num_seqs:
+                plan.limit = MAX_NUM_SEQS
+                break
+            self.waiting.popleft()
+            seq.blocks = self.kv.pool.take(needed)
+            seq.state = State.RUNNING
+            budget -= seq.num_tokens
+            seats += group.live
+            self.running.append(group)
+            plan.work.append(Work(seq, seq.num_tokens))
+            plan.admitted.append(seq)
+        return len(plan.work) > num_before or bool(self.ignored)
+
+    def _continue_running(self, plan: StepPlan) -> None:
+        """Slots for the running groups, oldest first, at the expense of the newest; then the
+        swapped come back, if nobody was preempted."""
+        queue = sorted(self.running, key=lambda group: group.order)
+        self.running = []
+        while queue:
+            group = queue.pop(0)
+            while len(group.seqs) > self.kv.pool.num_free:
+                if not queue:
+                    self._preempt(group, plan)
+                    break
+                self._preempt(queue.pop(), plan)
+            else:
+                self._give_slots(group, plan)
+                self.running.append(group)
+        if plan.preempted:
+            plan.limit = KV_MEMORY
+            return
+        seats = sum(group.live for group in self.running)
+        self.swapped.sort(key=lambda group: group.order)
+        while self.swapped:
+            group = self.swapped[0]
+            distinct = len({block for seq in group.seqs for block in seq.host_blocks})
+            free = self.kv.pool.num_free - distinct - len(group.seqs)
+            if free < self.watermark_blocks or seats + group.live > self.max_num_seqs:
+                plan.limit = KV_MEMORY
+                break
+            self.swapped.pop(0)
+            plan.moves += self.host.swap_in(self.kv, group.seqs)
+            for seq in group.seqs:
+                seq.state = State.RUNNING
+            seats += group.live
+            self.swapped_in.append(group)
+            self._give_slots(group, plan)
+            self.running.append(group)
+
+    def _give_slots(self, group: Group, plan: StepPlan) -> None:
+        for seq in group.seqs:
+            moves = self.kv.grow(seq, 1)
+            assert moves is not None, "a block is free for every sequence of the group"
+            plan.moves += moves
+            plan.work.append(Work(seq, 1))
+
+    def _preempt(self, group: Group, plan: StepPlan) -> None:
+        """All of a group or nothing: throw its KV away, or move it to the host."""
+        if group.live == 1 and not self.always_swaps:
+            (seq,) = group.seqs
+            self.kv.release(seq)
+            seq.num_lost, seq.num_computed = seq.num_computed, 0
+            seq.state = State.WAITING
+            self.waiting.appendleft(group)
+        else:
+            moves = self.host.swap_out(self.kv, group.seqs)
+            if moves is None:
+                raise UserError(
+                    f"request {group.request.index} is to be swapped out, and the host's "
+                    f"{self.host.num_blocks:,} blocks are full"
+                )
+            plan.moves += moves
+            for seq in group.seqs:
+                seq.state = State.SWAPPED
+            self.swapped.append(group)
+        for seq in group.seqs:
+            seq.num_preemptions += 1
+        plan.preempted += group.seqs
+
+    def _fork(self, group: Group, stillborn: frozenset[tuple[int, int]]) -> list[Sequence]:
+        """Children for all samples but the last, which the parent keeps."""
+        (parent,) = group.seqs
+        children = []
+        for sample in range(parent.width - 1):
+            if (parent.request.index, sample) in stillborn:
+                continue
+            child = Sequence(parent.request, sample)
+            self.fork(group, parent, child)
+            children.append(child)
+        parent.sample = parent.width - 1
+        parent.width = 1
+        return children
