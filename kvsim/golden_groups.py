@@ -46,7 +46,7 @@ class GroupReplay:
         self._arrive(told, row)
         scheduler = self.scheduler
         plan = scheduler.plan()
-        is_prompt = bool(plan.admitted or scheduler.ignored)
+        is_prompt = scheduler.is_prompt_step
         row["kind"] = "prompt" if is_prompt else "decode"
         if is_prompt:
             row["sched"] = [[self._name(work.seq), work.num_new] for work in plan.work]
@@ -66,12 +66,11 @@ class GroupReplay:
             request = Request(index, (Span(index, 0, prompt),), prompt, width)
             is_beam = one.get("beam") == "1"
             seq = Sequence(request, num_tokens=prompt, width=width)
-            group = Group(request, len(self.number), is_beam, [seq])
+            group = self.scheduler.submit(seq, is_beam=is_beam)
             if is_beam:  # how many candidates took numbers before is the sampler's doing
                 self.next_number = next(numbers)
             row.setdefault("arr", []).append(self.ids[index])
             row.setdefault("arr_seq", []).append(self._enter(group, seq))
-            self.scheduler.submit(group)
 
     def _say_memory(self, plan: StepPlan, row: dict) -> None:
         scheduler, pool = self.scheduler, self.kv.pool
@@ -111,7 +110,7 @@ class GroupReplay:
             for sample in range(seq.width - 1)
             if self._wanted(seq.request, sample) == 1
         )
-        scheduler.commit(plan, finished, stillborn)
+        scheduler.commit(plan, 1, finished, stillborn)
         ops: list[list] = []
         base = {}
         for seq in firsts:  # numbers go to samples in order, also to those that never fork

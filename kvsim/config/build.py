@@ -10,11 +10,12 @@ import numpy as np
 
 from kvsim.config import models, workloads
 from kvsim.engine.batching import CONTINUOUS, STATIC
+from kvsim.engine.groups import PaperEra
 from kvsim.engine.kv import contiguous, placement
 from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
-from kvsim.engine.rules import RULES
+from kvsim.engine.rules import LATEST, RULES
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
@@ -39,7 +40,8 @@ def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
         max_num_batched_tokens=config.max_num_batched_tokens,
         chunked_prefill=config.chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        rules=RULES[config.rules],
+        rules=RULES.get(config.rules, LATEST),
+        paper_era=_paper_era(experiment),
         jump=config.jump,
     )
 
@@ -56,6 +58,14 @@ def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
     return _trace(config, experiment.seed, folder)
 
 
+def _paper_era(experiment: models.Experiment) -> PaperEra | None:
+    """Groups and swap, for paged caches under the rules of that time."""
+    kv, rules = experiment.kv, experiment.engine.rules
+    if kv.num_host_blocks is None or kv.policy.kind == "contiguous":
+        return None
+    return PaperEra(kv.num_host_blocks, kv.policy.watermark, mixes_prompts=rules == "paper")
+
+
 def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
     config, max_model_len = experiment.kv, experiment.engine.max_model_len
     policy, num_blocks, size = config.policy, config.num_blocks, config.block_size
@@ -68,7 +78,7 @@ def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
             can_fork=shares,
             prefix_caching=shares and policy.prefix_caching,
             watermark=policy.watermark,
-            rules=RULES[experiment.engine.rules],
+            rules=RULES.get(experiment.engine.rules, LATEST),
         )
     limit = policy.reserve_tokens or max_model_len
     outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []

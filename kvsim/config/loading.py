@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from kvsim.config import yaml_text
 from kvsim.config.models import Experiment
 from kvsim.config.yaml_text import KeyPath, YamlFault
-from kvsim.engine.rules import RULES, Unchunked
+from kvsim.engine.rules import LATEST, RULES, Unchunked
 from kvsim.errors import ConfigError
 
 PRESET_BLOCK_SIZE = 16
@@ -116,7 +116,7 @@ def load(source: Source) -> Experiment:
         raise ConfigError(list(dict.fromkeys(faults))) from None
     except RecursionError:
         raise ConfigError([f"{source.name}: nested too deep"]) from None
-    experiment = _with_preset(experiment)
+    experiment = _with_rules(_with_preset(experiment))
     faults = [source.fault(path, text) for path, text in _disagreements(experiment)]
     faults += [
         source.fault(path, f"{name!r}: no such file or folder in {source.folder}")
@@ -236,6 +236,20 @@ def _with_preset(experiment: Experiment) -> Experiment:
     return Experiment.model_validate(plain)
 
 
+PAPER_ERA = ("vllm-0.2", "paper")
+
+
+def _with_rules(experiment: Experiment) -> Experiment:
+    """What depends on whose rules apply: prefix caching, swap space."""
+    plain, is_old = experiment.model_dump(), experiment.engine.rules in PAPER_ERA
+    policy = plain["kv"]["policy"]
+    if policy.get("prefix_caching", True) is None:
+        policy["prefix_caching"] = not is_old
+    if is_old and plain["kv"]["num_host_blocks"] is None:
+        plain["kv"]["num_host_blocks"] = plain["kv"]["num_blocks"]
+    return Experiment.model_validate(plain)
+
+
 def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
     """What is wrong with values that are right each for itself."""
     engine, policy = experiment.engine, experiment.kv.policy
@@ -262,10 +276,21 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
                 "sequence takes a token of every step",
             )
         )
-    if policy.kind != "contiguous" and policy.watermark and not RULES[engine.rules].has_watermark:
+    rules = RULES.get(engine.rules, LATEST)
+    if policy.kind != "contiguous" and policy.watermark and not rules.has_watermark:
         found.append((("kv", "policy", "watermark"), f"{engine.rules} has none: it must be 0"))
+    if engine.rules in PAPER_ERA:
+        if engine.chunked_prefill:
+            found.append((("engine", "chunked_prefill"), f"must be false: {engine.rules} has none"))
+        if getattr(policy, "prefix_caching", False):
+            path = ("kv", "policy", "prefix_caching")
+            found.append((path, f"must be false: {engine.rules} has none"))
+    elif experiment.kv.num_host_blocks is not None:
+        path = ("kv", "num_host_blocks")
+        found.append((path, f"{engine.rules} does not swap: leave it out"))
+    path = ("engine", "max_num_batched_tokens")
     longest = engine.max_model_len or 0
-    can_wait = RULES[engine.rules].unchunked is not Unchunked.CHUNK
+    can_wait = rules.unchunked is not Unchunked.CHUNK
     if not engine.chunked_prefill and can_wait and budget < longest:
         found.append(
             (

@@ -38,8 +38,14 @@ class Engine(Model):
         Field(ge=0, le=1_000_000_000, description="longest chunk of a prompt in a step; 0: none"),
     ] = 0
     rules: Annotated[
-        Literal["vllm-0.33", "vllm-0.26", "vllm-0.20", "vllm-0.11", "vllm-0.8"],
-        Field(description="the version of vLLM whose scheduling rules apply"),
+        Literal[
+            "vllm-0.33", "vllm-0.26", "vllm-0.20", "vllm-0.11", "vllm-0.8", "vllm-0.2", "paper"
+        ],
+        Field(
+            description="whose scheduling rules apply to paged caches: a version of vLLM, or the "
+            "paper's system (as vllm-0.2, groups preempted whole by recompute or swap, but prompts "
+            "and decodes share a step)"
+        ),
     ] = "vllm-0.33"
     batching: Literal["continuous", "static"] = "continuous"
     jump: Annotated[
@@ -76,7 +82,9 @@ class PagedSharing(Model):
 
     kind: Literal["paged_sharing"]
     watermark: Share = 0.0
-    prefix_caching: bool = True
+    prefix_caching: Annotated[
+        bool | None, Field(description="on unless the rules are older than prefix caching")
+    ] = None
 
 
 Policy = Annotated[Contiguous | Paged | PagedSharing, Field(discriminator="kind")]
@@ -89,6 +97,10 @@ class KV(Model):
     policy: Policy
     block_size: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    num_host_blocks: Annotated[
+        int | None,
+        Field(ge=0, le=100_000_000, description="swap space of vllm-0.2 and paper; as num_blocks"),
+    ] = None
 
 
 class Measure(Model):

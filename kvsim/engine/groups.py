@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.host import HostPool
@@ -11,7 +12,15 @@ from kvsim.engine.kv.paged import Paged
 from kvsim.engine.plan import KV_MEMORY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, StepPlan, Work
 from kvsim.engine.request import Request, Sequence, State
 from kvsim.engine.scheduler import Commit
-from kvsim.errors import UserError
+
+
+class PaperEra(NamedTuple):
+    """What GroupScheduler needs beyond the limits of every scheduler. `watermark` is the share of
+    the pool that admission and swap-in leave free (0.01 in both systems)."""
+
+    num_host_blocks: int
+    watermark: float
+    mixes_prompts: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +75,56 @@ class GroupScheduler:
         self.swapped: list[Group] = []
         self.ignored: list[Group] = []  # dropped by the last plan: longer than a step or the model
         self.swapped_in: list[Group] = []  # by the last plan
+        self.num_submitted = 0
+        self.is_prompt_step = False
         self.ops: list[
             tuple[Sequence, Sequence | None]
         ] = []  # forks (parent, child), frees (, None)
 
-    def submit(self, group: Group) -> None:
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.swapped)
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(group.seqs) for group in self.running)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return sum(seq.num_computed for group in self.running for seq in group.seqs)
+
+    @property
+    def num_swapped_out(self) -> int:
+        return self.host.num_swapped_out
+
+    @property
+    def num_swapped_in(self) -> int:
+        return self.host.num_swapped_in
+
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        """Whether a request that grows to num_tokens could ever be served: its answers together,
+        a free block for each, above the watermark. (0.2.0 itself waits for ever.)"""
+        num_samples = request.num_samples
+        blocks = num_samples * (-(-(num_tokens - 1) // self.kv.block_size) + 1)
+        return (
+            num_samples <= self.max_num_seqs
+            and blocks + self.watermark_blocks <= self.kv.num_blocks
+        )
+
+    def submit(self, seq: Sequence, *, is_beam: bool = False) -> Group:
+        """Queue a prompt; `seq.width` answers will fork from it."""
+        group = Group(seq.request, self.num_submitted, is_beam, [seq])
+        self.num_submitted += 1
         self.waiting.append(group)
+        return group
+
+    def unfinished(self) -> list[Sequence]:
+        groups = (*self.running, *self.swapped, *self.waiting)
+        return [seq for group in groups for seq in group.seqs]
+
+    def steady_steps(self, plan: StepPlan) -> int:
+        """One: every step walks the sequences of its groups."""
+        return 1
 
     def plan(self) -> StepPlan:
         """The next step, its memory granted."""
@@ -79,22 +132,26 @@ class GroupScheduler:
         self.ignored, self.swapped_in = [], []
         if self.mixes_prompts:
             self._continue_running(plan)
-            if not plan.preempted and not self.swapped:
-                self._admit(plan)
-        elif self.swapped or not self._admit(plan):
-            self._continue_running(plan)
+            self.is_prompt_step = not plan.preempted and not self.swapped and self._admit(plan)
+        else:
+            self.is_prompt_step = not self.swapped and self._admit(plan)
+            if not self.is_prompt_step:
+                self._continue_running(plan)
         return plan
 
     def commit(
         self,
         plan: StepPlan,
+        num_steps: int,
         finished: list[Sequence],
-        stillborn: frozenset[tuple[int, int]] = frozenset(),
+        stillborn: frozenset[tuple[int, int]] | None = None,
     ) -> Commit:
         """Take over that the plan ran and that `finished` made their last token with it: answers
         fork where a prompt was computed, then the finished ones give their blocks back. A sample
-        that is complete with its first token, (request index, sample) in `stillborn`, never forks.
+        that is complete with its first token, (request index, sample) in `stillborn`, never forks;
+        None: the answers of a request are equally long, and end with their prompt or not at all.
         """
+        assert num_steps == 1, "steady_steps allows one"
         forked: list[Sequence] = []
         self.ops = []
         for seq, num_new in plan.work:
@@ -103,7 +160,10 @@ class GroupScheduler:
         for group in [*self.running]:
             parent = group.seqs[0]
             if parent.width > 1 and not group.is_beam:
-                forked += self._fork(group, stillborn)
+                if stillborn is None and parent not in finished:
+                    forked += self._fork(group, frozenset())
+                elif stillborn is not None:
+                    forked += self._fork(group, stillborn)
             for seq in [seq for seq in group.seqs if seq in finished]:
                 self.free(group, seq)
         ended = [seq for seq in finished if seq.state is State.FINISHED]
@@ -190,6 +250,7 @@ class GroupScheduler:
                 seq.state = State.RUNNING
             seats += group.live
             self.swapped_in.append(group)
+            plan.admitted += group.seqs
             self._give_slots(group, plan)
             self.running.append(group)
 
@@ -205,17 +266,12 @@ class GroupScheduler:
         if group.live == 1 and not self.always_swaps:
             (seq,) = group.seqs
             self.kv.release(seq)
-            seq.num_lost, seq.num_computed = seq.num_computed, 0
+            seq.num_recomputed += seq.num_computed
+            seq.num_computed = 0
             seq.state = State.WAITING
             self.waiting.appendleft(group)
         else:
-            moves = self.host.swap_out(self.kv, group.seqs)
-            if moves is None:
-                raise UserError(
-                    f"request {group.request.index} is to be swapped out, and the host's "
-                    f"{self.host.num_blocks:,} blocks are full"
-                )
-            plan.moves += moves
+            plan.moves += self.host.swap_out(self.kv, group.seqs)
             for seq in group.seqs:
                 seq.state = State.SWAPPED
             self.swapped.append(group)
@@ -230,7 +286,7 @@ class GroupScheduler:
         for sample in range(parent.width - 1):
             if (parent.request.index, sample) in stillborn:
                 continue
-            child = Sequence(parent.request, sample)
+            child = Sequence(parent.request, sample, admitted_ns=parent.admitted_ns)
             self.fork(group, parent, child)
             children.append(child)
         parent.sample = parent.width - 1

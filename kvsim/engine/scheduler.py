@@ -17,7 +17,7 @@ from kvsim.engine.plan import (
     StepPlan,
     Work,
 )
-from kvsim.engine.request import Sequence, State, answer_stream
+from kvsim.engine.request import Request, Sequence, State, answer_stream
 from kvsim.engine.rules import LATEST, Rules, Unchunked
 
 LONGEST_PROMISE = 1024
@@ -39,6 +39,8 @@ class Scheduler:
     phases. `running` is in order of admission. Of its members, those that merely decode stand in
     `decodes`; `partial` are the others: prefill under way, or freshly forked.
     """
+
+    num_swapped_out = num_swapped_in = 0  # blocks: V1 does not swap
 
     def __init__(
         self,
@@ -71,13 +73,30 @@ class Scheduler:
         self._next_order = 0
 
     @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens of running sequences whose KV is in the cache."""
         decodes = self.decodes
         return self.num_computed + decodes.base + decodes.num_seqs * (decodes.clock - 1)
 
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        """Whether a request that grows to num_tokens could ever be served."""
+        return request.num_samples <= self.max_num_seqs and self.kv.fits(request, num_tokens)
+
     def submit(self, seq: Sequence) -> None:
         self.waiting.append(seq)
+
+    def unfinished(self) -> list[Sequence]:
+        """Every sequence submitted and not ended, counts brought up to now."""
+        self.decodes.members()
+        return [*self.running.values(), *self.waiting]
 
     def plan(self) -> StepPlan:
         """The next step, its memory granted."""

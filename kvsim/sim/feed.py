@@ -57,7 +57,6 @@ class Feed:
         workload: Workload,
         answer_tokens: list[int],
         max_model_len: int,
-        max_num_seqs: int,
         route: Route,
     ) -> None:
         self.outcome = np.full(len(workload), Outcome.UNFINISHED, np.int64)
@@ -68,7 +67,6 @@ class Feed:
         self._workload = workload
         self._answer_tokens = answer_tokens
         self._max_model_len = max_model_len
-        self._max_num_seqs = max_num_seqs
         self._route = route
         self._prompt_tokens = workload.prompt_tokens.tolist()
         self._output_tokens = workload.output_tokens.tolist()
@@ -124,16 +122,15 @@ class Feed:
         else:
             spans = (Span(index, 0, prompt),)
         request = Request(index, spans, prompt, num_samples)
-        kv = self.replicas[0].scheduler.kv
-        num_tokens = prompt + self._answer_tokens[index]
-        if num_samples > self._max_num_seqs or not kv.fits(request, num_tokens):
+        scheduler = self.replicas[0].scheduler
+        if not scheduler.fits(request, prompt + self._answer_tokens[index]):
             return self._over(index, Outcome.NEVER_FITS)
         chosen = self._route(self.replicas)
         self.replica_of[index] = chosen
         if num_samples > 1:
             self._missing[index] = num_samples
         replica = self.replicas[chosen]
-        if kv.can_fork:
+        if scheduler.kv.can_fork:
             replica.submit(Sequence(request, num_tokens=prompt, width=num_samples))
         else:
             for sample in range(num_samples):

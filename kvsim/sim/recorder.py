@@ -73,6 +73,8 @@ class ReplicaLog:
     can_fork: bool
     num_copies: int
     num_forked_blocks: int
+    num_swapped_out: int  # blocks
+    num_swapped_in: int
 
 
 class Recorder:
@@ -126,7 +128,7 @@ class Recorder:
             num_prefills,
             num_prompt_tokens,
             plan.num_padding_tokens,
-            len(scheduler.running),
+            scheduler.num_running,
             len(plan.admitted),
             len(plan.preempted),
             plan.limit,
@@ -165,10 +167,11 @@ class Recorder:
         """The simulation stops here: close what is still open. A step in flight since in_flight_ns
         is never over; `dropped` is its plan, if it was the first of one."""
         self._in_flight_ns = in_flight_ns
-        standing = set(scheduler.decodes.members())
+        unfinished = scheduler.unfinished()
+        standing = {seq for seq in unfinished if seq.joined_at >= 0}
         if dropped is not None:
             standing.update(dropped.left)
-        for seq in (*scheduler.running.values(), *scheduler.waiting):
+        for seq in unfinished:
             if seq in standing:
                 seq.run_end = self._num_steps - 1
             if seq.run_start >= 0:
@@ -189,6 +192,8 @@ class Recorder:
             kv.can_fork,
             kv.num_copies,
             kv.num_forked_blocks,
+            scheduler.num_swapped_out,
+            scheduler.num_swapped_in,
         )
 
     def _emit_from(self, seq: Sequence, step: int) -> None:

@@ -118,7 +118,7 @@ class Replica:
             if self._has_followers:  # what they send at this instant enters the next plan
                 self._set_alarm(0, PLAN)
                 return
-        if self.scheduler.running or self.scheduler.waiting:
+        if self.scheduler.has_work:
             self._begin()
         else:
             self._alarm = None

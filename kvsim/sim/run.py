@@ -11,6 +11,9 @@ import numpy as np
 import simpy
 
 from kvsim.engine.batching import Batching
+from kvsim.engine.groups import GroupScheduler, PaperEra
+from kvsim.engine.kv.host import HostFull, HostPool
+from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.plan import Executor
 from kvsim.engine.rules import LATEST, Rules
@@ -35,7 +38,31 @@ class Engine:
     chunked_prefill: bool
     long_prefill_token_threshold: int = 0
     rules: Rules = LATEST
+    paper_era: PaperEra | None = None  # groups and swap, in the place of vLLM V1's scheduler
     jump: bool = True
+
+    def make_scheduler(self) -> Scheduler | GroupScheduler:
+        kv = self.make_kv()
+        if self.paper_era is not None:
+            assert isinstance(kv, Paged), "groups swap blocks"
+            return GroupScheduler(
+                kv,
+                HostPool(self.paper_era.num_host_blocks),
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                watermark_blocks=int(self.paper_era.watermark * kv.num_blocks),
+                mixes_prompts=self.paper_era.mixes_prompts,
+            )
+        return Scheduler(
+            kv,
+            self.batching,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            chunked_prefill=self.chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            rules=self.rules,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +98,17 @@ def simulate(
     `on_progress(ended, total)` is called now and then, by simulated events and never by the wall.
     """
     env = simpy.Environment(initial_time=0)
-    kvs = [engine.make_kv() for _ in range(num_replicas)]
-    cap = kvs[0].max_tokens
+    schedulers = [engine.make_scheduler() for _ in range(num_replicas)]
+    kv = schedulers[0].kv
+    cap = kv.max_tokens
     answers = workload.output_tokens
     if cap is not None:
         answers = np.minimum(answers, np.maximum(cap - workload.prompt_tokens, 0))
     answer_tokens = answers.tolist()
     final_tokens = (workload.prompt_tokens + answers).tolist()
-    feed = Feed(env, workload, answer_tokens, engine.max_model_len, engine.max_num_seqs, route)
+    feed = Feed(env, workload, answer_tokens, engine.max_model_len, route)
     ended = feed.ended if on_progress is None else _reporting(feed, len(workload), on_progress)
-    for index, kv in enumerate(kvs):
-        scheduler = Scheduler(
-            kv,
-            engine.batching,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            chunked_prefill=engine.chunked_prefill,
-            long_prefill_token_threshold=engine.long_prefill_token_threshold,
-            rules=engine.rules,
-        )
+    for index, scheduler in enumerate(schedulers):
         recorder = Recorder(final_tokens)
         executor = engine.make_executor(answer_tokens)
         feed.replicas.append(
@@ -109,6 +128,8 @@ def simulate(
     gc.disable()  # the model makes no cycles worth collecting, and millions of small objects
     try:
         env.run(until=stop_ns)
+    except HostFull as error:
+        raise UserError(f"{error}: kv.num_host_blocks is too small") from None
     except (OverflowError, StructError):
         raise UserError("the simulated clock has passed 292 years, the last it holds") from None
     finally:
@@ -125,9 +146,9 @@ def simulate(
         feed.replica_of,
         feed.arrived_ns,
         logs,
-        kvs[0].num_blocks * kvs[0].block_size,
-        kvs[0].block_size,
-        kvs[0].reserves,
+        kv.num_blocks * kv.block_size,
+        kv.block_size,
+        kv.reserves,
         int(max(last_ns, feed.arrived_ns.max(initial=0))) if stop_ns is None else stop_ns,
     )
 

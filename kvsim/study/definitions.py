@@ -54,6 +54,8 @@ DEFINITIONS = {
     "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
     "copies_made": "blocks copied on write",
     "copies_avoided": "blocks_shared_at_forks - copies_made",
+    "swapped_out_blocks": "blocks moved to the host by preemptions (the move takes no time yet)",
+    "swapped_in_blocks": "blocks moved back",
     "sharing_saving": "1 - slots holding tokens / tokens held (mean over the window)",
     "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
     "`arrivals`: none did",

@@ -167,6 +167,8 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
         "blocks_shared_at_forks": shared,
         "copies_made": copies,
         "copies_avoided": shared - copies,
+        "swapped_out_blocks": sum(replica.num_swapped_out for replica in log.replicas),
+        "swapped_in_blocks": sum(replica.num_swapped_in for replica in log.replicas),
     }
 
 

@@ -16,7 +16,7 @@ from kvsim.errors import UserError
 
 NS_PER_S = 1_000_000_000
 LAST_S = 4e9  # 127 years
-MOST_DRAWS = 100_000_000
+MOST_DRAWS = 20_000_000
 
 # (n, generator) -> arrival_ns of the first n requests; shorter where the process ends before.
 ArrivalProcess = Callable[[int, np.random.Generator], np.ndarray]
