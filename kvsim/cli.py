@@ -266,7 +266,7 @@ def _run_one(source: Source, show: _Show) -> None:
     with new_folder(show.target, overwrite=show.overwrite) as folder:
         with progress("simulating", quiet=show.quiet) as on_progress:
             summary = run_point(source, folder, on_progress)
-        _draw(folder, show.no_charts)
+        fault = _draw(folder, show.no_charts)
     if show.as_json:
         _print_json(summary)
     elif not show.quiet:
@@ -274,6 +274,7 @@ def _run_one(source: Source, show: _Show) -> None:
 
         print_summary(summary)
         print(f"results in {show.target}")
+    _say_charts_failed(show.target, fault)
 
 
 def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
@@ -287,7 +288,7 @@ def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
         with progress("runs", quiet=show.quiet) as on_progress:
             done = run_points(points, folder, jobs or os.cpu_count() or 1, on_progress)
         write_points(folder, moved_text(source.plain, source.folder, folder), done)
-        _draw(folder, show.no_charts)
+        fault = _draw(folder, show.no_charts)
     if show.as_json:
         _print_json([{"variant": p.variant, "at": p.at, "summary": p.summary} for p in done])
     elif not show.quiet:
@@ -295,13 +296,26 @@ def _run_many(source: Source, jobs: int | None, show: _Show) -> None:
 
         print_points(done)
         print(f"results in {show.target}")
+    _say_charts_failed(show.target, fault)
 
 
-def _draw(folder: Path, no_charts: bool) -> None:
-    if not no_charts:
-        from kvsim.study.plots import draw
+def _draw(folder: Path, no_charts: bool) -> UserError | None:
+    """Draw the charts; what went wrong, if anything did: it is no reason to lose the tables."""
+    if no_charts:
+        return None
+    from kvsim.study.plots import draw
 
+    try:
         draw(folder)
+    except UserError as error:
+        return error
+    return None
+
+
+def _say_charts_failed(target: Path, fault: UserError | None) -> None:
+    if fault is not None:
+        reason = str(fault).split(": ", 1)[-1]
+        raise UserError(f"{target}: its tables are complete, its charts are not: {reason}")
 
 
 def _print_json(value: object) -> None:
@@ -330,7 +344,8 @@ def _write_text(path: Path, text: str) -> None:
 def main() -> None:
     """Entry point: exit status 0 on success, 1 on a mistake in the input, 2 in the command line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")
+        if stream is not None:  # closed by whoever started us
+            stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:

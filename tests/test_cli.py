@@ -123,7 +123,7 @@ def test_a_foreign_folder_is_never_overwritten(kvsim, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     refused = kvsim("run", "x.yaml", "-o", "mine", "--overwrite", "--no-charts", status=1)
-    assert "'thesis.txt', which is not kvsim's" in refused.stderr
+    assert "'thesis.txt', not kvsim's" in refused.stderr
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
@@ -225,7 +225,7 @@ def test_the_current_folder_is_no_results_folder(kvsim, tmp_path):
 
 
 def test_a_variants_name_may_hold_what_looks_like_markup(kvsim):
-    variants = 'compare={"paged [/16]": {seed: 1}, "[b]": {seed: 2}, "../../x": {seed: 3}}'
+    variants = 'compare={"paged [/16]": {seed: 1}, "[b]": {seed: 2}, "../$$": {seed: 3}}'
     done = kvsim("run", "x.yaml", "--set", variants, "-o", "m", "-j", "1")
     assert "paged [/16]" in done.stdout and "[b]" in done.stdout
 
@@ -276,3 +276,37 @@ def test_no_space_left_is_said_in_one_line(kvsim):
             text=True,
         )
     assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["charts/mine.txt", "runs/mine.txt", "runs/000_x/keep"])
+def test_a_users_file_deep_in_a_results_folder_is_never_deleted(kvsim, tmp_path, name):
+    kvsim("run", "x.yaml", "-q", "--no-charts", "--set", "sweep.seed=[1, 2]", "-o", "out")
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    refused = kvsim("run", "x.yaml", "-q", "--no-charts", "-o", "out", "--overwrite", status=1)
+    assert f"{name!r}, not kvsim's" in refused.stderr and mine.read_text() == "mine"
+
+
+def test_a_folder_with_a_foreign_summary_is_never_replaced(kvsim, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text("{}")
+    kvsim("run", "x.yaml", "-q", "--no-charts", "-o", "out", "--overwrite", status=1)
+    assert (tmp_path / "out" / "summary.json").read_text() == "{}"
+
+
+def test_an_empty_window_is_compared_and_said_to_be_empty(kvsim):
+    done = kvsim("compare", "x.yaml", "--set", "measure.warmup_s=1e6", "-o", "w", "-j", "1")
+    assert "no request finished in the window" in done.stdout
+
+
+def test_a_pool_that_is_busy_up_to_the_stop_is_accounted_for(kvsim):
+    stop = ["--set", "measure.stop_s=0.5", "--set", "workload.arrivals={kind: all_at_once}"]
+    summary = json.loads(kvsim("run", "x.yaml", *stop, "--no-charts", "--json").stdout)
+    assert sum(summary["waste"].values()) == pytest.approx(1)
+    assert summary["waste"]["token"] > 0.1
+
+
+def test_the_command_works_without_standard_output(kvsim, tmp_path):
+    command = f"{sys.executable} -m kvsim run x.yaml -q --no-charts -o out >&-"
+    assert subprocess.run(command, shell=True, cwd=tmp_path).returncode == 0

@@ -537,6 +537,9 @@ class _Narrator:
                 # at one instant every step ends, and what follows arrives, before the next plans
                 awake = [server for server in self.servers if server.wakes_ns == now_ns]
                 self._wake(min(awake, key=lambda s: (s.step is None, s.number)), now_ns)
+        for server in self.servers:  # a step in flight at the stop runs to its end
+            if server.step is not None:
+                self._wake(server, server.wakes_ns)
         end_ns = now_ns if stop_ns is None else stop_ns
         for server in self.servers:
             if server.idle_since_ns is not None and server.idle_since_ns < end_ns:

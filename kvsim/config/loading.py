@@ -261,6 +261,10 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
     ):
         if value is None:
             found.append((path, "is missing, and there is no engine.preset to give it"))
+    if engine.preset is not None:
+        slots = engine_presets()[engine.preset]["num_blocks"] * PRESET_BLOCK_SIZE
+        if experiment.kv.block_size > slots:
+            found.append((("kv", "block_size"), f"larger than the preset's pool of {slots} tokens"))
     budget, path = engine.max_num_batched_tokens, ("engine", "max_num_batched_tokens")
     if engine.batching == "static":
         if policy.kind != "contiguous":

@@ -108,7 +108,7 @@ class Measure(Model):
 
     warmup_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     cooldown_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    stop_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    stop_s: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
     booking: Literal["paper", "common"] = "paper"
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class Experiment(Model):
     measure: Measure = Measure()
     slo: Slo = Slo()
     compare: Annotated[
-        dict[str, dict[str, Any]],
+        dict[Annotated[str, Field(max_length=200)], dict[str, Any]],
         Field(description="variant name: {key path: value}, each put in the place of the file's"),
     ] = Field(default_factory=dict)
     sweep: Annotated[

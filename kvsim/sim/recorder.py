@@ -69,7 +69,6 @@ class ReplicaLog:
     runs: dict[str, np.ndarray]
     ended: dict[str, np.ndarray]
     idle: dict[str, np.ndarray]  # the pool while nothing runs, ahead of step number `before`
-    in_flight_ns: int | None  # start of a step that the end of the simulation cut off
     can_fork: bool
     num_copies: int
     num_forked_blocks: int
@@ -90,7 +89,6 @@ class Recorder:
         self._runs = array("q")
         self._ended = array("q")
         self._idle = array("q")
-        self._in_flight_ns: int | None = None
 
     def ran(
         self, plan: StepPlan, scheduler: Scheduler, start_ns: int, durations_ns: list[int]
@@ -161,18 +159,10 @@ class Recorder:
         """Nothing runs or waits from here to the next step."""
         self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run))
 
-    def stopped(
-        self, scheduler: Scheduler, dropped: StepPlan | None, in_flight_ns: int | None
-    ) -> None:
-        """The simulation stops here: close what is still open. A step in flight since in_flight_ns
-        is never over; `dropped` is its plan, if it was the first of one."""
-        self._in_flight_ns = in_flight_ns
-        unfinished = scheduler.unfinished()
-        standing = {seq for seq in unfinished if seq.joined_at >= 0}
-        if dropped is not None:
-            standing.update(dropped.left)
-        for seq in unfinished:
-            if seq in standing:
+    def stopped(self, scheduler: Scheduler) -> None:
+        """The simulation stops here: close what is still open."""
+        for seq in scheduler.unfinished():
+            if seq.joined_at >= 0:
                 seq.run_end = self._num_steps - 1
             if seq.run_start >= 0:
                 self._close(seq)
@@ -188,7 +178,6 @@ class Recorder:
             _columns(self._runs, RunOfTokens._fields),
             _columns(self._ended, ENDED_COLUMNS),
             _columns(self._idle, ("before", "cached_slots", "largest_free_run")),
-            self._in_flight_ns,
             kv.can_fork,
             kv.num_copies,
             kv.num_forked_blocks,

@@ -71,15 +71,11 @@ class Replica:
             self._cut()
 
     def stop(self) -> None:
-        """End the simulation now: steps that are over count, the one in flight does not."""
-        in_flight_ns = None
+        """End the simulation: the step in flight runs to its end, and no other begins."""
         if self._plan is not None:
-            in_flight_ns = self._start_ns
-            self._keep(self._num_over(self._env.now))
-            if self._durations:
-                in_flight_ns += sum(self._durations)
-                self._commit()
-        self.recorder.stopped(self.scheduler, self._plan, in_flight_ns)
+            self._keep(self._num_over(self._env.now) + 1)
+            self._commit()
+        self.recorder.stopped(self.scheduler)
 
     def _begin(self) -> None:
         now_ns, scheduler = self._env.now, self.scheduler
@@ -129,7 +125,7 @@ class Replica:
         scheduler, recorder, durations = self.scheduler, self.recorder, self._durations
         recorder.ran(plan, scheduler, self._start_ns, durations)
         done = scheduler.commit(plan, len(durations), finished)
-        recorder.committed(self._env.now, finished, done)
+        recorder.committed(self._start_ns + sum(durations), finished, done)
         self.num_outstanding += len(done.forked) - len(done.ended)
         for seq in done.ended:
             self._on_end(seq)

@@ -55,7 +55,7 @@ def print_points(points: list[Point]) -> None:
             _number(s["batch_size_mean"], 1),
             _number(s["preemptions"], 0),
             _number(s["hit_tokens"], 0),
-            f"{s['binding_limit']} {_percent(s['limit_shares'][s['binding_limit']])}%",
+            _bound(s),
         )
         speed.add_row(
             *label,
@@ -126,7 +126,8 @@ def print_summary(summary: dict) -> None:
     shares = ", ".join(
         f"{name} {_percent(share)}" for name, share in s["limit_shares"].items() if share
     )
-    console.print(f"Bound by: {shares} % of the time")
+    if shares:
+        console.print(f"Bound by: {shares} % of the time")
     _print_warnings(console, [Point("", {}, None, s)])
 
 
@@ -191,6 +192,11 @@ def _width() -> int | None:
     import sys
 
     return None if sys.stdout.isatty() else 160
+
+
+def _bound(s: dict) -> str:
+    limit = s["binding_limit"]
+    return "-" if limit is None else f"{limit} {_percent(s['limit_shares'][limit])}%"
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ from kvsim.study.tables import Run, Table
 CONFIG, SUMMARY, POINTS = "config.yaml", "summary.json", "points.json"
 REQUESTS, STEPS, IDLE = "requests.parquet", "steps.parquet", "idle.parquet"
 CHARTS, RUNS = "charts", "runs"
-OURS = {CONFIG, SUMMARY, POINTS, REQUESTS, STEPS, IDLE, CHARTS, RUNS}
+_OF_A_RUN = "config.yaml|summary.json|(requests|steps|idle).parquet"
+OURS = re.compile(
+    f"({_OF_A_RUN})|points.json|{RUNS}/[0-9]+[^/]*/({_OF_A_RUN})"
+    f"|{CHARTS}/(waste|memory|batch|rate|latency).(png|svg)"
+)
+"""What may stand in a results folder."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,15 +82,24 @@ def _check_replaceable(target: Path, place: Path, overwrite: bool) -> None:
         return
     if not place.is_dir():
         raise UserError(f"{target}: is a file; choose another -o")
-    names = {path.name for path in place.iterdir()}
-    if names and not overwrite:
+    files = sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir())
+    if files and not overwrite:
         raise UserError(f"{target}: already exists; choose another -o, or add --overwrite")
-    if foreign := sorted(names - OURS):
-        raise UserError(
-            f"{target}: holds {foreign[0]!r}, which is not kvsim's: it is not overwritten"
-        )
-    if names and not names & {SUMMARY, POINTS}:
+    for path in files:
+        name = path.relative_to(place).as_posix()
+        if path.is_symlink() or not OURS.fullmatch(name):
+            raise UserError(f"{target}: holds {name!r}, not kvsim's: it is not overwritten")
+    if files and not _says_kvsim(place):
         raise UserError(f"{target}: not a results folder of kvsim; it is not overwritten")
+
+
+def _says_kvsim(folder: Path) -> bool:
+    """Whether its summary, or the first of its points, was written by kvsim."""
+    try:
+        summaries = [point.summary for point in read_points(folder)]
+        return bool(summaries) and summaries[0]["backend"] == "kvsim"
+    except (UserError, LookupError, TypeError):
+        return False
 
 
 def _umask() -> int:
@@ -137,9 +152,19 @@ def read_points(folder: Path) -> list[Point]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: its {SUMMARY} or {POINTS} is damaged: {error!r}") from None
     for point in points:
-        if not point.folder.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{folder}: its {POINTS} is damaged: {point.folder} lies outside")
+        kinds = isinstance(point.variant, str), isinstance(point.at, dict)
+        if not all((*kinds, isinstance(point.summary, dict), _is_inside(point.folder, folder))):
+            raise UserError(f"{folder}: its {SUMMARY} or {POINTS} is damaged")
+    if not points:
+        raise UserError(f"{folder}: its {POINTS} names no run")
     return points
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def write_json(path: Path, value: object) -> None:

@@ -178,8 +178,7 @@ def _first_tokens(replica: ReplicaLog, end_ns: np.ndarray, first_token_ns: np.nd
 def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table, booking: Booking) -> Table:
     """Spans in which the replica had nothing to do, from 0 to the end of the run."""
     starts = np.concatenate([[0], steps["end_ns"]])
-    last = log.end_ns if replica.in_flight_ns is None else replica.in_flight_ns
-    ends = np.concatenate([steps["start_ns"], [last]])
+    ends = np.concatenate([steps["start_ns"], [log.end_ns]])
     there, noted = np.flatnonzero(ends > starts), replica.idle
     rows = np.searchsorted(noted["before"], there, side="right") - 1
     cached, none = noted["cached_slots"][rows], np.zeros(len(there), np.int64)

@@ -40,8 +40,10 @@ def draw(folder: Path) -> list[Path]:
             if figures:
                 target.mkdir(exist_ok=True)
             return [path for name, figure in figures.items() for path in save(figure, target, name)]
-    except (KeyError, TypeError, ValueError, OSError) as error:  # pyarrow's are ValueErrors
-        raise UserError(f"{folder}: damaged results, or not writable: {error!r}") from None
+    except OSError as error:
+        raise UserError(f"{folder / CHARTS}: cannot be written: {error.strerror}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{folder}: its tables or summary are damaged: {error!r}") from None
 
 
 def _figures(points: list[Point]) -> dict[str, Figure]:

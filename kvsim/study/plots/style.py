@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ LEGEND_LINE_IN = 0.17
 INK, FAINT = "#222222", "#6E6E6E"
 CHAR_IN = 0.068  # mean width of a character of 8 pt
 RC = {
+    "text.parse_math": False,  # a name may hold a dollar sign
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same on every machine
     "font.size": 8,
@@ -91,7 +93,10 @@ def styled() -> Iterator[None]:
     """The style, and nothing of the user's own, while the block runs."""
     session = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
     default = {k: v for k, v in matplotlib.rcParamsDefault.items() if k not in session}
-    with matplotlib.rc_context({**default, **RC}):
+    with matplotlib.rc_context({**default, **RC}), warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # a letter that the font lacks is drawn as a box
         yield
 
 
