@@ -36,9 +36,9 @@ class SimulatedExecutor:
         if end is not None and end - clock <= max_steps:
             steps = end - clock
             finished = [seq for seq in self._ending[end] if due.get(seq) == end]
-        for work in plan.work:
-            if work.emits and self._missing(work.seq) == 1:
-                finished.append(work.seq)
+        for seq, num_new in plan.work:
+            if seq.num_computed + num_new == seq.num_tokens and self._missing(seq) == 1:
+                finished.append(seq)
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.order)
         durations = self._latency.step_ns(*load_of(plan), plan.decodes.num_seqs, steps)
@@ -46,7 +46,8 @@ class SimulatedExecutor:
 
     def _missing(self, seq: Sequence) -> int:
         """Tokens that its answer still lacks."""
-        return self._output_tokens[seq.request.index] - seq.num_generated
+        request = seq.request
+        return self._output_tokens[request.index] - seq.num_tokens + request.prompt_tokens
 
     def _expect(self, seq: Sequence, clock: int) -> None:
         self._due[seq] = clock

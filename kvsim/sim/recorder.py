@@ -111,13 +111,14 @@ class Recorder:
                 self._close(seq)
         num_new = num_prompt_tokens = num_prefills = 0
         for work in plan.work:
-            num_new += work.num_new
+            seq, count = work
+            num_new += count
             if not work.is_decode:
                 num_prefills += 1
-                num_prompt_tokens += work.num_new
-            if work.emits:
-                self._emit_from(work.seq, step)
-                work.seq.run_end = step
+                num_prompt_tokens += count
+            if seq.num_computed + count == seq.num_tokens:
+                self._emit_from(seq, step)
+                seq.run_end = step
         decodes = plan.decodes.num_seqs
         self._plans += _pack_plan(
             start_ns,

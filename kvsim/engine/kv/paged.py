@@ -50,7 +50,7 @@ class Paged:
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         # the last token is sampled, never written: it needs no slot
-        return self._blocks_for(max(num_tokens - 1, request.prompt_tokens)) <= self.num_blocks
+        return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
     def match(self, seq: Sequence) -> list[int]:
         return self._index.match(seq) if self._index is not None else []
