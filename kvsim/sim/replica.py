@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from itertools import accumulate
 
 import simpy
 
@@ -88,13 +86,20 @@ class Replica:
 
     def _cut(self) -> None:
         """Let the promise end with the step in flight."""
-        self._keep(self._num_over(self._env.now) + 1)
-        self._set_alarm(self._start_ns + sum(self._durations) - self._env.now, STEP_END)
+        now_ns = self._env.now
+        num_steps = self._num_over(now_ns) + 1
+        if num_steps < len(self._durations):
+            self._keep(num_steps)
+            self._set_alarm(self._start_ns + sum(self._durations) - now_ns, STEP_END)
 
     def _num_over(self, now_ns: int) -> int:
         """Steps of the promise that ended before now; at one instant arrivals come first."""
-        ends = list(accumulate(self._durations, initial=self._start_ns))
-        return bisect_left(ends, now_ns, 1) - 1
+        end_ns = self._start_ns
+        for number, duration_ns in enumerate(self._durations):
+            end_ns += duration_ns
+            if end_ns >= now_ns:
+                return number
+        return len(self._durations)
 
     def _keep(self, num_steps: int) -> None:
         if num_steps < len(self._durations):
