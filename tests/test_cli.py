@@ -88,7 +88,14 @@ def test_the_config_of_a_trace_run_and_of_a_comparison_run_again_from_their_fold
 
 def test_json_is_all_that_stands_on_stdout(kvsim):
     summary = json.loads(kvsim("run", "x.yaml", "--no-charts", "--json").stdout)
-    wanted = {"completed", "duration", "total_input_tokens", "request_goodput", "output_throughput"}
+    # the keys of a result of `vllm bench serve`, less the lists that --save-detailed adds
+    wanted = {
+        "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",
+        "request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed",
+        "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
+        "output_throughput", "total_token_throughput", "max_output_tokens_per_s",
+        "max_concurrent_requests",
+    }  # fmt: skip
     for name in ("ttft", "tpot", "itl", "e2el"):
         wanted |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "std", "p90", "p95", "p99")}
     assert wanted <= set(summary)

@@ -98,9 +98,20 @@ def _folder_names(points: list[tuple[str, dict, Source]]) -> list[str]:
 
 
 def _header(experiment: Experiment, num_requests: int, notes: list[str]) -> dict:
-    """What the figures belong to."""
+    """What the figures belong to. The keys of `vllm bench serve` that say nothing of a simulation,
+    or would differ from run to run (`date`), are there and null."""
+    arrivals = getattr(experiment.workload, "arrivals", None)
+    kind = getattr(arrivals, "kind", None)
+    cv = {"poisson": 1.0, "gamma": getattr(arrivals, "cv", None)}.get(kind)
     return {
+        "date": None,
+        "endpoint_type": None,
         "backend": "kvsim",
+        "label": None,
+        "tokenizer_id": None,
+        "request_rate": "inf" if kind == "all_at_once" else getattr(arrivals, "rate_per_s", None),
+        "burstiness": None if cv is None else 1 / cv**2,
+        "max_concurrency": getattr(arrivals, "num_users", None),
         "kvsim": __version__,
         "model_id": experiment.engine.preset or "custom",
         "policy": experiment.kv.policy.kind,
