@@ -55,6 +55,7 @@ class Scheduler:
     ) -> None:
         self.kv = kv
         self.batching = batching
+        self._returns_together = batching.returns_together
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
@@ -147,23 +148,30 @@ class Scheduler:
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit from the head of the queue while seats, token budget and memory last. Nobody
         overtakes the head; the last prompt admitted is cut to the budget."""
-        waiting = self.waiting
-        self._passed_over.clear()
-        self._admit_heads(plan)
         if self._passed_over:
-            waiting.extendleft(self._passed_over)  # reversed, as vLLM 0.11 does
+            self._passed_over.clear()
+        limit = self._admit_heads(plan) if self.waiting else None
+        if self._passed_over:
+            self.waiting.extendleft(self._passed_over)  # reversed, as vLLM 0.11 does
+            limit = MAX_NUM_BATCHED_TOKENS
+        if limit is not None:
+            plan.limit = limit
+        elif self.num_seats >= self.max_num_seqs:
+            plan.limit = MAX_NUM_SEQS
+        elif plan.token_budget <= 0:
             plan.limit = MAX_NUM_BATCHED_TOKENS
+        else:
+            plan.limit = ARRIVALS
 
-    def _admit_heads(self, plan: StepPlan) -> None:
+    def _admit_heads(self, plan: StepPlan) -> int | None:
+        """Admit while it goes; what stopped it, or None if nobody is left."""
         kv, waiting = self.kv, self.waiting
         while waiting:
             seq = waiting[0]
             if self.num_seats + seq.width > self.max_num_seqs:
-                plan.limit = MAX_NUM_SEQS
-                return
+                return MAX_NUM_SEQS
             if plan.token_budget <= 0:
-                plan.limit = MAX_NUM_BATCHED_TOKENS
-                return
+                return MAX_NUM_BATCHED_TOKENS
             hit = kv.match(seq)
             num_hit = len(hit) * kv.block_size
             num_new = seq.num_tokens - num_hit
@@ -171,28 +179,21 @@ class Scheduler:
                 num_new = min(num_new, self._longest_chunk)
             if num_new > plan.token_budget:
                 if self._unchunked is Unchunked.STOP:
-                    plan.limit = MAX_NUM_BATCHED_TOKENS
-                    return
+                    return MAX_NUM_BATCHED_TOKENS
                 if self._unchunked is Unchunked.SKIP:
                     self._passed_over.append(waiting.popleft())
                     continue
                 num_new = plan.token_budget
             moves = kv.admit(seq, hit, num_new, is_alone=not self.running)
             if moves is None:
-                plan.limit = KV_MEMORY
-                return
+                return KV_MEMORY
             waiting.popleft()
             self._run(seq, num_hit)
             plan.moves += moves
             plan.admitted.append(seq)
             plan.work.append(Work(seq, num_new))
             plan.token_budget -= num_new
-        if self.num_seats >= self.max_num_seqs:
-            plan.limit = MAX_NUM_SEQS
-        elif plan.token_budget <= 0:
-            plan.limit = MAX_NUM_BATCHED_TOKENS
-        else:
-            plan.limit = ARRIVALS
+        return None
 
     def steady_steps(self, plan: StepPlan) -> int:
         """How often this plan could be repeated, itself included, before it would change.
@@ -233,7 +234,7 @@ class Scheduler:
         self._stalled.clear()
         for seq in finished:
             self._stop(seq)
-        if self.batching.returns_together:
+        if self._returns_together:
             self._held += finished
             finished = self._held if len(self._held) == len(self.running) else []
         for seq in finished:

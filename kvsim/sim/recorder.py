@@ -141,18 +141,19 @@ class Recorder:
     def committed(self, end_ns: int, finished: list[Sequence], done: Commit) -> None:
         """What came of the plan that ran: `finished` made their last token; those that have ended
         also left the batch."""
+        ended, forked, taken = done
         self._taken.append(0)
-        if done.taken:
-            self._taken.extend(done.taken)
+        if taken:
+            self._taken.extend(taken)
         last = self._num_steps - 1
-        for seq in done.forked:
+        for seq in forked:
             seq.run_start = seq.run_end = last
         for seq in finished:
             seq.run_end = last
             for sample in range(1, seq.width):  # one-token answers that never forked
                 self._runs.extend((seq.request.index, sample, last, last))
             self._close(seq)
-        for seq in done.ended:
+        for seq in ended:
             self._resident -= self._final_tokens[seq.request.index]
             self._end(seq, end_ns)
 
