@@ -130,10 +130,12 @@ class Replay:
         evicted = pool.num_evicted
         resumed = {id(seq) for seq in scheduler.waiting if seq.num_preemptions}
         plan = scheduler.plan()
-        standing = plan.decodes.members()
         work = sorted(plan.work, key=lambda one: one.seq.order)
+        start = {one.seq: one.start for one in work}
         prefills = [one for one in work if not one.is_decode or one.seq in plan.admitted]
-        decodes = standing + [one.seq for one in work if one not in prefills]
+        decodes = [one.seq for one in work if one not in prefills]
+        decodes += [seq for seq in plan.decodes.members() if seq not in start]
+        partial = [one for one in work if one.seq.joined_at < 0]
         row: dict = {
             "pre": [[self._name(one.seq), one.num_new] for one in prefills],
             "dec": [self._name(seq) for seq in sorted(decodes, key=lambda seq: seq.order)],
@@ -141,7 +143,9 @@ class Replay:
             "wait": len(scheduler.waiting),
             "used": kv.num_blocks - pool.num_free,
             "free": pool.num_free,
-            "tok": scheduler.num_computed_tokens + len(standing) + sum(one.num_new for one in work),
+            "tok": scheduler.num_computed_tokens
+            + plan.decodes.num_seqs
+            + sum(one.num_new for one in partial),
             "tables": {
                 self._name(seq): [block + 1 for block in seq.blocks]
                 for seq in scheduler.running.values()
@@ -149,7 +153,7 @@ class Replay:
         }
         if plan.admitted:
             row["adm"] = [
-                [self._name(seq), seq.num_computed, "resumed" if id(seq) in resumed else "new"]
+                [self._name(seq), start[seq], "resumed" if id(seq) in resumed else "new"]
                 for seq in plan.admitted
             ]
         if plan.preempted:

@@ -243,7 +243,7 @@ def test_who_grows_in_a_step_is_listed_in_batch_order():
     for index, length in enumerate((8, 4, 12, 8)):
         seq = prompted(kv, index, length)
         seq.order = 3 - index  # joins ahead of those in the set
-        decodes.join(seq)
+        decodes.join(seq, decodes.clock)
     assert [seq.order for seq in kv.growing(decodes)] == [0, 1, 2, 3]
 
 

@@ -351,7 +351,7 @@ class Server:
         if num_prompt + padding_tokens:
             duration += setup.prompt_step_ms * 1e6
             duration += setup.per_prompt_token_ms * 1e6 * (num_prompt + padding_tokens)
-        duration += setup.per_context_token_us * 1e3 * sum(a.known for a, _ in decodes)
+        duration += setup.per_context_token_us * 1e3 * sum(a.computed + 1 for a, _ in decodes)
         new = {id(answer): num_new for answer, num_new in self.work}
         computed = [(a, a.computed + new.get(id(a), 0)) for a in self.running]
         row = {

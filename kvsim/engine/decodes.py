@@ -34,8 +34,9 @@ class DecodeSet:
         """Tokens that one step of the set attends to: the lengths of all members, summed."""
         return self.base + self.num_seqs * self.clock
 
-    def join(self, seq: Sequence) -> None:
-        base = seq.num_tokens - self.clock
+    def join(self, seq: Sequence, clock: int) -> None:
+        """Let seq take part from `clock` on, its counts those of that moment."""
+        base = seq.num_tokens - clock
         bucket = self.buckets[(1 - base) % self.block_size]
         is_behind = bool(bucket) and next(reversed(bucket)) > seq.order
         bucket[seq.order] = seq
@@ -43,7 +44,7 @@ class DecodeSet:
             in_order = sorted(bucket.items())
             bucket.clear()
             bucket.update(in_order)
-        seq.joined_at = self.clock
+        seq.joined_at = clock
         self.base += base
         self.num_seqs += 1
         self.joined.append(seq)

@@ -154,8 +154,8 @@ class GroupScheduler:
         assert num_steps == 1, "steady_steps allows one"
         forked: list[Sequence] = []
         self.ops = []
-        for seq, num_new in plan.work:
-            seq.num_computed += num_new
+        for seq, start, num_new in plan.work:
+            seq.num_computed = start + num_new
             seq.num_tokens += 1
         for group in [*self.running]:
             parent = group.seqs[0]
@@ -213,7 +213,7 @@ class GroupScheduler:
             budget -= seq.num_tokens
             seats += group.live
             self.running.append(group)
-            plan.work.append(Work(seq, seq.num_tokens))
+            plan.work.append(Work(seq, 0, seq.num_tokens))
             plan.admitted.append(seq)
         return len(plan.work) > num_before or bool(self.ignored)
 
@@ -259,7 +259,7 @@ class GroupScheduler:
             moves = self.kv.grow(seq, 1)
             assert moves is not None, "a block is free for every sequence of the group"
             plan.moves += moves
-            plan.work.append(Work(seq, 1))
+            plan.work.append(Work(seq, seq.num_computed, 1))
 
     def _preempt(self, group: Group, plan: StepPlan) -> None:
         """All of a group or nothing: throw its KV away, or move it to the host."""

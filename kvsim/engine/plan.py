@@ -14,19 +14,15 @@ ARRIVALS, KV_MEMORY, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, STATIC_BATCH = range(
 
 
 class Work(NamedTuple):
-    """Compute the next `num_new` tokens of `seq`."""
+    """Compute `num_new` tokens of `seq`, from position `start` on."""
 
     seq: Sequence
+    start: int
     num_new: int
 
     @property
-    def emits(self) -> bool:
-        """Whether the step yields a token: it computes all that is known."""
-        return self.seq.num_computed + self.num_new == self.seq.num_tokens
-
-    @property
     def is_decode(self) -> bool:
-        return self.num_new == 1 and self.seq.num_computed >= self.seq.request.prompt_tokens
+        return self.num_new == 1 and self.start >= self.seq.request.prompt_tokens
 
 
 class BlockMove(NamedTuple):
@@ -42,9 +38,11 @@ class StepPlan:
     """One step: every member of `decodes` makes one token, and `work` is done beside it.
 
     It names what changed: `joined` and `left` since the plan before, `admitted` and `preempted`
-    now. `limit` is what keeps (or would keep) a request waiting: an index of LIMITS. In a static
-    batch answers already complete (`num_padding_seqs`) still compute, and prompts are filled up
-    to the longest (`num_padding_tokens`).
+    now. Of those who joined, `num_joining` stand in the set from the next step on (`joined_at` is
+    its clock then): this step's token they make by work that computes all they know. `limit` is
+    what keeps (or would keep) a request waiting: an index of LIMITS. In a static batch answers
+    already complete (`num_padding_seqs`) still compute, and prompts are filled up to the longest
+    (`num_padding_tokens`).
     """
 
     __slots__ = (
@@ -54,6 +52,7 @@ class StepPlan:
         "left",
         "limit",
         "moves",
+        "num_joining",
         "num_padding_seqs",
         "num_padding_tokens",
         "preempted",
@@ -70,6 +69,7 @@ class StepPlan:
         self.preempted: list[Sequence] = []
         self.joined: list[Sequence] = []
         self.left: list[Sequence] = []
+        self.num_joining = 0
         self.limit = ARRIVALS
         self.num_padding_seqs = 0
         self.num_padding_tokens = 0
@@ -78,22 +78,24 @@ class StepPlan:
 def load_of(plan: StepPlan) -> tuple[int, int, int]:
     """What the plan's first step computes, as the step-time models see it: prompt tokens (padding
     included), sequences that get a token or a chunk, and the context that its decodes attend to
-    (tokens, the newest included). In each repeat every decode adds a token of context."""
+    (tokens, the newest included)."""
     decodes = plan.decodes
     prompt, seqs = plan.num_padding_tokens, decodes.num_seqs + plan.num_padding_seqs
     context = decodes.context
     if plan.work:
-        seqs += len(plan.work)
-        for seq, num_new in plan.work:
-            if num_new == 1 and seq.num_computed >= seq.request.prompt_tokens:
-                context += seq.num_tokens
+        seqs += len(plan.work) - plan.num_joining
+        for seq, start, num_new in plan.work:
+            if seq.joined_at >= 0:
+                context -= start + num_new
+            if num_new == 1 and start >= seq.request.prompt_tokens:
+                context += start + 1
             else:
                 prompt += num_new
     return prompt, seqs, context
 
 
 class StepResult(NamedTuple):
-    """Durations of the k >= 1 repeats that were run; who ends with the last one."""
+    """Durations of the k >= 1 steps that were run; who ends with the last one."""
 
     durations_ns: list[int]
     finished: list[Sequence]
@@ -101,5 +103,6 @@ class StepResult(NamedTuple):
 
 class Executor(Protocol):
     def execute(self, plan: StepPlan, max_steps: int) -> StepResult:
-        """Run the plan 1 to max_steps times, at most up to the first end of a sequence."""
+        """Run the plan, and then up to max_steps - 1 steps in which the members of its decode set
+        make one token each, at most up to the first end of a sequence."""
         ...

@@ -108,6 +108,9 @@ class Scheduler:
             plan.num_padding_seqs = len(self._held)
         self.batching.fill(self, plan)
         decodes = self.decodes
+        for seq, start, num_new in plan.work:
+            if start + num_new == seq.num_tokens and seq.width == 1:
+                self._join_next(seq, plan)
         if decodes.joined:
             plan.joined, decodes.joined = decodes.joined, []
         if decodes.left:
@@ -139,7 +142,7 @@ class Scheduler:
             else:
                 plan.moves += moves
                 if seq.joined_at < 0:
-                    plan.work.append(Work(seq, num_new))
+                    plan.work.append(Work(seq, seq.num_computed, num_new))
                     plan.token_budget -= num_new
         plan.token_budget -= decodes.num_seqs
         if plan.preempted:
@@ -191,19 +194,21 @@ class Scheduler:
             self._run(seq, num_hit)
             plan.moves += moves
             plan.admitted.append(seq)
-            plan.work.append(Work(seq, num_new))
+            plan.work.append(Work(seq, num_hit, num_new))
             plan.token_budget -= num_new
         return None
 
     def steady_steps(self, plan: StepPlan) -> int:
-        """How often this plan could be repeated, itself included, before it would change.
+        """How many steps, this plan's own included, are settled: after it, only plain decodes.
 
-        Only plain decodes repeat: nothing admitted, moved or preempted. A head of the queue that
-        memory blocked stays blocked meanwhile: admission asks room for all its known tokens, and
-        its hits cannot grow, unless it quotes an answer that is being written.
-        """
-        if plan.work or plan.preempted or not plan.decodes.num_seqs:
+        That takes that everyone running decodes from the next step on, and nobody enters. A head
+        of the queue that memory or seats blocked stays blocked meanwhile: admission asks room for
+        all its known tokens, and its hits cannot grow, unless it quotes an answer that is being
+        written."""
+        if self.partial or self._stalled or plan.preempted or not plan.decodes.num_seqs:
             return 1
+        if plan.work and (plan.limit == MAX_NUM_BATCHED_TOKENS or self._returns_together):
+            return 1  # what limits the next step is another thing
         if self.waiting and (self._passed_over or not self.kv.blocks_for_good):
             return 1
         if self.waiting and self._quotes_running(self.waiting[0]):
@@ -211,27 +216,26 @@ class Scheduler:
         return self.kv.headroom(plan.decodes, LONGEST_PROMISE)
 
     def commit(self, plan: StepPlan, num_steps: int, finished: list[Sequence]) -> Commit:
-        """Take over that the plan ran num_steps times and `finished` ended with the last."""
+        """Take over that num_steps steps of the plan ran and `finished` ended with the last."""
         decodes = self.decodes
         forked: list[Sequence] = []
         taken = self.kv.repeat(decodes, num_steps) if num_steps > 1 else []
         decodes.clock += num_steps
-        for seq, num_new in plan.work:
-            seq.num_computed += num_new
-            self.num_computed += num_new
-            if seq.num_computed < seq.num_tokens:
-                continue
-            seq.num_tokens += 1
-            if seq in finished:
-                continue
-            if seq.width > 1:
-                forked += self._fork(seq)
-            else:
-                del self.partial[seq.order]
-                self._join(seq)
-        for seq in self._stalled:
-            self._join(seq)
-        self._stalled.clear()
+        if len(plan.work) > plan.num_joining:
+            for seq, start, num_new in plan.work:
+                if seq.joined_at >= 0:
+                    continue
+                seq.num_computed = start + num_new
+                self.num_computed += num_new
+                if seq.num_computed == seq.num_tokens:  # its answers part here
+                    seq.num_tokens += 1
+                    if seq not in finished:
+                        forked += self._fork(seq)
+        if self._stalled:
+            for seq in self._stalled:
+                self.num_computed -= seq.num_computed
+                decodes.join(seq, decodes.clock)
+            self._stalled.clear()
         for seq in finished:
             self._stop(seq)
         if self._returns_together:
@@ -333,9 +337,14 @@ class Scheduler:
         parent.width = 1
         return children
 
-    def _join(self, seq: Sequence) -> None:
+    def _join_next(self, seq: Sequence, plan: StepPlan) -> None:
+        """seq computes all it knows in this step, and merely decodes from the next one on."""
+        del self.partial[seq.order]
         self.num_computed -= seq.num_computed
-        self.decodes.join(seq)
+        seq.num_computed = seq.num_tokens
+        seq.num_tokens += 1
+        self.decodes.join(seq, self.decodes.clock + 1)
+        plan.num_joining += 1
 
     def _stop(self, seq: Sequence) -> None:
         """Take seq out of the step's work."""

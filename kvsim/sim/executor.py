@@ -25,24 +25,35 @@ class SimulatedExecutor:
         self._clocks: list[int] = []  # heap of the keys of _ending
 
     def execute(self, plan: StepPlan, max_steps: int) -> StepResult:
-        due = self._due
+        due, clock = self._due, plan.decodes.clock
         for seq in plan.joined:
             self._expect(seq, seq.joined_at + self._missing(seq))
         for seq in plan.left:
             due.pop(seq, None)
-        clock = plan.decodes.clock
-        end = self._next_end(clock)
         steps, finished = max_steps, []
+        end = self._next_end(clock)
         if end is not None and end - clock <= max_steps:
             steps = end - clock
             finished = [seq for seq in self._ending[end] if due.get(seq) == end]
-        for seq, num_new in plan.work:
-            if seq.num_computed + num_new == seq.num_tokens and self._missing(seq) == 1:
-                finished.append(seq)
+        if len(plan.work) > plan.num_joining:
+            for seq, start, num_new in plan.work:
+                is_last = seq.joined_at < 0 and start + num_new == seq.num_tokens
+                if is_last and self._missing(seq) == 1:
+                    finished.append(seq)
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.order)
-        durations = self._latency.step_ns(*load_of(plan), plan.decodes.num_seqs, steps)
-        return StepResult(durations, finished)
+        return StepResult(self._durations(plan, steps), finished)
+
+    def _durations(self, plan: StepPlan, steps: int) -> list[int]:
+        decodes, step_ns = plan.decodes, self._latency.step_ns
+        num_seqs = decodes.num_seqs
+        num_computing, context = num_seqs + plan.num_padding_seqs, decodes.context
+        if not plan.work:
+            return step_ns(0, num_computing, context, num_seqs, steps)
+        durations = step_ns(*load_of(plan), 0, 1)
+        if steps > 1:
+            durations += step_ns(0, num_computing, context + num_seqs, num_seqs, steps - 1)
+        return durations
 
     def _missing(self, seq: Sequence) -> int:
         """Tokens that its answer still lacks."""

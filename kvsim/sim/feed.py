@@ -59,9 +59,9 @@ class Feed:
         max_model_len: int,
         route: Route,
     ) -> None:
-        self.outcome = np.full(len(workload), Outcome.UNFINISHED, np.int64)
-        self.replica_of = np.full(len(workload), -1, np.int64)
-        self.arrived_ns = np.full(len(workload), -1, np.int64)
+        self.outcome = [int(Outcome.UNFINISHED)] * len(workload)
+        self.replica_of = [-1] * len(workload)
+        self.arrived_ns = [-1] * len(workload)
         self.replicas: list[Replica] = []
         self._env = env
         self._workload = workload
@@ -138,7 +138,7 @@ class Feed:
         return None
 
     def _over(self, index: int, outcome: Outcome) -> None:
-        self.outcome[index] = outcome
+        self.outcome[index] = int(outcome)
         for row in self._next.pop(index, ()):
             wake = self._env.timeout(int(self._workload.think_ns[row]), row)
             wake.callbacks.append(lambda event: self._arrive(event.value))

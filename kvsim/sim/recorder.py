@@ -47,7 +47,10 @@ ENDED_COLUMNS = (
 )
 
 
-_pack_plan = Struct(f"={len(PLAN_COLUMNS)}q").pack  # a third of the time of array.extend
+# a third of the time of array.extend
+_pack_plan = Struct(f"={len(PLAN_COLUMNS)}q").pack
+_pack_ended = Struct(f"={len(ENDED_COLUMNS)}q").pack
+_pack_run = Struct("=4q").pack
 
 
 class RunOfTokens(NamedTuple):
@@ -86,15 +89,15 @@ class Recorder:
         self._plans = bytearray()
         self._durations = array("q")
         self._taken = array("q")
-        self._runs = array("q")
-        self._ended = array("q")
+        self._runs = bytearray()
+        self._ended = bytearray()
         self._idle = array("q")
 
     def ran(
         self, plan: StepPlan, scheduler: Scheduler, start_ns: int, durations_ns: list[int]
     ) -> None:
-        """A plan ran len(durations_ns) times, and is about to be committed: the scheduler shows
-        the state that its first step ran in, memory granted and work not yet taken over."""
+        """len(durations_ns) steps of a plan ran, and are about to be committed: the scheduler shows
+        the state that the first ran in, memory granted and work not yet taken over."""
         final = self._final_tokens
         for seq in plan.preempted:
             self._resident -= final[seq.request.index]
@@ -110,20 +113,20 @@ class Recorder:
                 seq.run_end = step - 1
                 self._close(seq)
         num_new = num_prompt_tokens = num_prefills = 0
-        for work in plan.work:
-            seq, count = work
-            num_new += count
-            if not work.is_decode:
+        for seq, start, count in plan.work:
+            if count > 1 or start < seq.request.prompt_tokens:
                 num_prefills += 1
                 num_prompt_tokens += count
-            if seq.num_computed + count == seq.num_tokens:
-                self._emit_from(seq, step)
-                seq.run_end = step
+            if seq.joined_at < 0:
+                num_new += count
+                if start + count == seq.num_tokens:
+                    self._emit_from(seq, step)
+                    seq.run_end = step
         decodes = plan.decodes.num_seqs
         self._plans += _pack_plan(
             start_ns,
             len(durations_ns),
-            decodes + len(plan.work) - num_prefills,
+            decodes + len(plan.work) - plan.num_joining - num_prefills,
             num_prefills,
             num_prompt_tokens,
             plan.num_padding_tokens,
@@ -151,7 +154,7 @@ class Recorder:
         for seq in finished:
             seq.run_end = last
             for sample in range(1, seq.width):  # one-token answers that never forked
-                self._runs.extend((seq.request.index, sample, last, last))
+                self._runs += _pack_run(seq.request.index, sample, last, last)
             self._close(seq)
         for seq in ended:
             self._resident -= self._final_tokens[seq.request.index]
@@ -197,24 +200,22 @@ class Recorder:
 
     def _close(self, seq: Sequence) -> None:
         if seq.run_start <= seq.run_end:
-            self._runs.extend((seq.request.index, seq.sample, seq.run_start, seq.run_end))
+            self._runs += _pack_run(seq.request.index, seq.sample, seq.run_start, seq.run_end)
         seq.run_start = -1
 
     def _end(self, seq: Sequence, now_ns: int) -> None:
         # an answer of one token that would have forked ends as all its samples at once
         generated = seq.num_generated * seq.width
-        self._ended.extend(
-            (
-                seq.request.index,
-                seq.width,
-                now_ns,
-                seq.admitted_ns,
-                generated,
-                seq.num_preemptions,
-                seq.num_recomputed,
-                seq.num_hit,
-                seq.num_resumed_hit,
-            )
+        self._ended += _pack_ended(
+            seq.request.index,
+            seq.width,
+            now_ns,
+            seq.admitted_ns,
+            generated,
+            seq.num_preemptions,
+            seq.num_recomputed,
+            seq.num_hit,
+            seq.num_resumed_hit,
         )
 
 

@@ -142,14 +142,14 @@ def simulate(
     return RunLog(
         workload,
         answers,
-        feed.outcome,
-        feed.replica_of,
-        feed.arrived_ns,
+        np.array(feed.outcome, np.int64),
+        np.array(feed.replica_of, np.int64),
+        np.array(feed.arrived_ns, np.int64),
         logs,
         kv.num_blocks * kv.block_size,
         kv.block_size,
         kv.reserves,
-        int(max(last_ns, feed.arrived_ns.max(initial=0))) if stop_ns is None else stop_ns,
+        int(max(last_ns, max(feed.arrived_ns, default=0))) if stop_ns is None else stop_ns,
     )
 
 

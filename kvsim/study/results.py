@@ -225,9 +225,8 @@ def _write_parquet(path: Path, columns: dict) -> None:
     pq.write_table(
         table,
         path,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
+        compression="lz4",
+        use_dictionary=[f.name for f in table.schema if pa.types.is_dictionary(f.type)],
         column_encoding=deltas,
     )
 

@@ -67,8 +67,9 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         column[first] = plans[name]
         return column
 
-    decodes = spread("num_decodes")
-    logical = spread("computed_tokens") + decodes * repeat
+    prefills = once("num_prefills")
+    making = np.repeat(plans["num_decodes"] + plans["num_prefills"], counts)  # all, in repeats
+    logical = spread("computed_tokens") + making * repeat
     token = logical - spread("overlap_slots")
     held, cached = spread("held_slots"), spread("cached_slots")
     unkeyed = log.pool_slots - held - cached
@@ -95,8 +96,8 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         "end_ns": end_ns,
         "num_running": count("num_running"),
         "num_waiting": waiting.astype(np.int32),
-        "num_decodes": decodes.astype(np.int32),
-        "num_prefills": count("num_prefills"),
+        "num_decodes": (making - prefills).astype(np.int32),
+        "num_prefills": prefills,
         "num_prompt_tokens": once("num_prompt_tokens"),
         "num_padding_tokens": once("num_padding_tokens"),
         "num_admitted": admitted,
