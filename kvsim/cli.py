@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -357,6 +358,8 @@ def main() -> None:
     except OSError as error:  # a full disk, a closed pipe, a folder without access
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(": ".join(str(part) for part in (error.filename, error.strerror) if part))
+    finally:
+        gc.freeze()  # it all goes with the process: no last search for cycles in it
 
 
 def _stop(number: int, frame: object) -> None:

@@ -71,7 +71,7 @@ class Replica:
     def stop(self) -> None:
         """End the simulation: the step in flight runs to its end, and no other begins."""
         if self._plan is not None:
-            self._keep(self._num_over(self._env.now) + 1)
+            self._cut()
             self._commit()
         self.recorder.stopped(self.scheduler)
 
@@ -86,25 +86,17 @@ class Replica:
 
     def _cut(self) -> None:
         """Let the promise end with the step in flight."""
-        now_ns = self._env.now
-        num_steps = self._num_over(now_ns) + 1
-        if num_steps < len(self._durations):
-            self._keep(num_steps)
-            self._set_alarm(self._start_ns + sum(self._durations) - now_ns, STEP_END)
-
-    def _num_over(self, now_ns: int) -> int:
-        """Steps of the promise that ended before now; at one instant arrivals come first."""
-        end_ns = self._start_ns
-        for number, duration_ns in enumerate(self._durations):
+        now_ns, durations = self._env.now, self._durations
+        end_ns, num_steps = self._start_ns, 0
+        for duration_ns in durations:
             end_ns += duration_ns
-            if end_ns >= now_ns:
-                return number
-        return len(self._durations)
-
-    def _keep(self, num_steps: int) -> None:
-        if num_steps < len(self._durations):
-            del self._durations[num_steps:]
+            num_steps += 1
+            if end_ns >= now_ns:  # in flight: at one instant arrivals come before ends of steps
+                break
+        if num_steps < len(durations):
+            del durations[num_steps:]
             self._finished = []
+            self._set_alarm(end_ns - now_ns, STEP_END)
 
     def _set_alarm(self, delay_ns: int, priority: int) -> None:
         """Wake at now + delay_ns; an alarm set before is void."""

@@ -69,7 +69,8 @@ class Paged:
         spare = 0 if is_alone else self._watermark_blocks
         computed = len(hit) * self.block_size
         wanted = seq.num_tokens if self._reserves_full_prompt else computed + num_new
-        if self._blocks_for(wanted) - len(hit) + cold + spare > pool.num_free:
+        num_hit, size = len(hit), self.block_size
+        if -(-wanted // size) - num_hit + cold + spare > pool.num_free:
             return None
         for block in hit:
             pool.hold(block)
@@ -155,16 +156,17 @@ class Paged:
         return min(steps, limit)
 
     def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
-        size, clocks = self.block_size, range(decodes.clock + 1, decodes.clock + num_steps)
-        buckets = [decodes.buckets[clock % size] for clock in clocks]
-        taken = [len(bucket) for bucket in buckets]
-        if self._index is None and sum(taken) <= len(self.pool.unkeyed):
-            take = self.pool.unkeyed.pop
-            for bucket in buckets:
+        size, buckets, unkeyed = self.block_size, decodes.buckets, self.pool.unkeyed
+        most = decodes.num_seqs * -(-(num_steps - 1) // size)
+        is_plain = self._index is None and most <= len(unkeyed)
+        taken = []
+        for clock in range(decodes.clock + 1, decodes.clock + num_steps):
+            bucket = buckets[clock % size]
+            taken.append(len(bucket))
+            if is_plain:
                 for seq in bucket.values():
-                    seq.blocks.append(take())
-            return taken
-        for clock, bucket in zip(clocks, buckets, strict=True):
+                    seq.blocks.append(unkeyed.pop())
+                continue
             is_granted = self._grow_bucket(bucket)
             assert is_granted, "headroom promised this step"
             if self._index is not None:
