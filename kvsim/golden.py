@@ -18,7 +18,7 @@ from kvsim.config import yaml_text
 from kvsim.engine.batching import CONTINUOUS
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.request import Request, Sequence, Span, answer_stream, merged
-from kvsim.engine.rules import LATEST, RULES
+from kvsim.engine.rules import LATEST, RULES, Admission
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import UserError
 from kvsim.golden_groups import GroupReplay, arrival_of
@@ -81,7 +81,7 @@ class Replay:
     def __init__(self, config: dict, trace: list[dict]) -> None:
         rules = RULES[config["engine"]] if "engine" in config else LATEST
         if not config.get("scheduler_reserve_full_isl", True):
-            rules = rules._replace(reserves_full_prompt=False)
+            rules = rules._replace(admission=Admission.CHUNK)
         # vLLM keeps block 0 for itself, and takes its watermark of all blocks
         usable = config["num_gpu_blocks"] - 1
         self.kv = Paged(

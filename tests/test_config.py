@@ -68,7 +68,8 @@ def test_every_fault_is_reported_at_once_with_line_value_and_nearest_key(write):
     assert faults_of(path) == [
         f"{path}:1: engine.max_num_batch_tokens: 'max_num_batch_tokens' is not a key here (value "
         "2560); allowed are preset, step_time, max_model_len, max_num_seqs, "
-        "max_num_batched_tokens, chunked_prefill, long_prefill_token_threshold, rules, batching, "
+        "max_num_batched_tokens, chunked_prefill, long_prefill_token_threshold, rules, admission, "
+        "scheduling_policy, batching, "
         "jump; nearest is "
         "'max_num_batched_tokens'",
         f"{path}:3: kv.policy.kind: 'pagd' is not one of contiguous, paged, paged_sharing; "

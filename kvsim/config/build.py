@@ -15,7 +15,7 @@ from kvsim.engine.kv import contiguous, placement
 from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
-from kvsim.engine.rules import LATEST, RULES
+from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
@@ -40,7 +40,8 @@ def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
         max_num_batched_tokens=config.max_num_batched_tokens,
         chunked_prefill=config.chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        rules=RULES.get(config.rules, LATEST),
+        is_by_priority=config.scheduling_policy == "priority",
+        rules=_rules(config),
         paper_era=_paper_era(experiment),
         jump=config.jump,
     )
@@ -53,9 +54,24 @@ def build_route(config: models.Replicas) -> Route:
 def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
     """The workload; paths in it start from `folder`. Raises TraceError."""
     config = experiment.workload
-    if config.kind == "synthetic":
-        return _synthetic(config, experiment.seed, folder)
-    return _trace(config, experiment.seed, folder)
+    build = _synthetic if config.kind == "synthetic" else _trace
+    workload = build(config, experiment.seed, folder)
+    n = len(workload)
+    if config.max_tokens is not None:
+        workload = replace(workload, max_tokens=np.full(n, config.max_tokens, np.int64))
+    if config.priorities is not None:
+        levels = [one.priority for one in config.priorities]
+        shares = np.array([one.share for one in config.priorities])
+        drawn = rng(experiment.seed, "priorities").choice(levels, n, p=shares / shares.sum())
+        workload = replace(workload, priority=drawn.astype(np.int64))
+    return workload
+
+
+def _rules(config: models.Engine) -> Rules:
+    rules = RULES.get(config.rules, LATEST)
+    return (
+        rules if config.admission is None else rules._replace(admission=Admission(config.admission))
+    )
 
 
 def _paper_era(experiment: models.Experiment) -> PaperEra | None:
@@ -78,7 +94,7 @@ def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
             can_fork=shares,
             prefix_caching=shares and policy.prefix_caching,
             watermark=policy.watermark,
-            rules=RULES.get(experiment.engine.rules, LATEST),
+            rules=_rules(experiment.engine),
         )
     limit = policy.reserve_tokens or max_model_len
     outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []

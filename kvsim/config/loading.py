@@ -284,6 +284,10 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
     if policy.kind != "contiguous" and policy.watermark and not rules.has_watermark:
         found.append((("kv", "policy", "watermark"), f"{engine.rules} has none: it must be 0"))
     if engine.rules in PAPER_ERA:
+        for key, neutral in (("admission", None), ("scheduling_policy", "fcfs")):
+            if (value := getattr(engine, key)) != neutral:
+                text = f"{_shown(value)} has no meaning under {engine.rules}: leave it out"
+                found.append((("engine", key), text))
         if engine.chunked_prefill:
             found.append((("engine", "chunked_prefill"), f"must be false: {engine.rules} has none"))
         if getattr(policy, "prefix_caching", False):

@@ -39,14 +39,27 @@ class Engine(Model):
     ] = 0
     rules: Annotated[
         Literal[
-            "vllm-0.33", "vllm-0.26", "vllm-0.20", "vllm-0.11", "vllm-0.8", "vllm-0.2", "paper"
+            "vllm-0.33", "vllm-0.26", "vllm-0.20", "vllm-0.11", "vllm-0.8", "vllm-0.2", "paper",
+            "trtllm-guaranteed-no-evict", "trtllm-max-utilization",
         ],
         Field(
-            description="whose scheduling rules apply to paged caches: a version of vLLM, or the "
-            "paper's system (as vllm-0.2, groups preempted whole by recompute or swap, but prompts "
-            "and decodes share a step)"
+            description="whose scheduling rules apply to paged caches: a version of vLLM, one of "
+            "TensorRT-LLM's capacity policies, or the paper's system (as vllm-0.2, groups "
+            "preempted whole by recompute or swap, but prompts and decodes share a step)"
         ),
-    ] = "vllm-0.33"
+    ] = "vllm-0.33"  # fmt: skip
+    admission: Annotated[
+        Literal["chunk", "full_prompt", "full_prompt+max_output"] | None,
+        Field(
+            description="the room that a request must find in a paged cache to enter: its first "
+            "chunk, all its known tokens, or also all that it and those running may yet write up "
+            "to max_tokens (nobody is preempted then); as the rules say unless set"
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        Field(description="priority: lower goes first, and preempts whoever is lowest in rank"),
+    ] = "fcfs"
     batching: Literal["continuous", "static"] = "continuous"
     jump: Annotated[
         bool, Field(description="advance steady decodes at once; the results do not depend on it")

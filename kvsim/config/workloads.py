@@ -235,6 +235,17 @@ class Prefixes(Model):
     zipf_exponent: Annotated[float, Field(ge=0, le=10)] = 0.0
 
 
+class PriorityClass(Model):
+    """A share of the requests (shares are scaled to sum 1); lower priority goes first."""
+
+    priority: Annotated[int, Field(ge=0, le=1_000_000)]
+    share: Positive
+
+
+MaxTokens = Annotated[
+    Tokens | None, Field(description="the client's limit of every answer, which ends there")
+]
+Priorities = Annotated[list[PriorityClass], Field(min_length=1)] | None
 NumSamples = Annotated[int, Field(ge=1, le=1024, description="parallel answers of a request")]
 NumRequests = Annotated[int, Field(ge=1, le=100_000_000)]
 
@@ -250,6 +261,8 @@ class SyntheticWorkload(Model):
     prefixes: Prefixes | None = None
     sessions: Sessions | None = None
     num_samples: NumSamples = 1
+    max_tokens: MaxTokens = None
+    priorities: Priorities = None
 
     @model_validator(mode="after")
     def _one_size(self) -> SyntheticWorkload:
@@ -280,6 +293,8 @@ class TraceWorkload(Model):
         | None
     ) = None
     num_samples: NumSamples | None = None
+    max_tokens: MaxTokens = None
+    priorities: Priorities = None
     limit: NumRequests | None = None
     skip_bad_rows: bool = False
     sort: bool = False

@@ -39,13 +39,15 @@ class Request(NamedTuple):
     """What a user asked. It holds no answer length: nothing that schedules may know it.
 
     `index` is the row of the workload and `prompt` its text as merged spans, `num_samples` the
-    parallel answers wanted.
+    parallel answers wanted, `max_tokens` the client's limit of each. Lower `priority` goes first.
     """
 
     index: int
     prompt: tuple[Span, ...]
     prompt_tokens: int
     num_samples: int = 1
+    max_tokens: int = 1
+    priority: int = 0
 
 
 class State(Enum):
@@ -79,6 +81,7 @@ class Sequence:
     num_recomputed: int = 0
     num_hit: int = 0  # tokens found in the prefix cache when it was first admitted
     num_resumed_hit: int = 0  # and when it came back from preemptions
+    rank: tuple[int, int] = (0, 0)  # in the queue by priority: lower goes first
     width: int = 1  # seats it takes: the answers that will fork from it
     blocks: list[int] = field(default_factory=list)  # the block table
     host_blocks: list[int] = field(default_factory=list)  # where its KV is while it is swapped

@@ -1,5 +1,5 @@
-"""The iteration-level scheduler: first come first served, chunked prefill, preemption by
-recompute. Its rules are those of vLLM V1 (0.33)."""
+"""The iteration-level scheduler: first come first served or by priority, chunked prefill,
+preemption by recompute. Its rules are those of vLLM V1."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kvsim.engine.plan import (
 )
 from kvsim.engine.request import Request, Sequence, State, answer_stream
 from kvsim.engine.rules import LATEST, Rules, Unchunked
+from kvsim.engine.waiting import ByPriority
 
 LONGEST_PROMISE = 1024
 """Steps that one promise may hold: bounds its arrays, and what a cut throws away."""
@@ -51,6 +52,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         chunked_prefill: bool,
         long_prefill_token_threshold: int = 0,
+        is_by_priority: bool = False,
         rules: Rules = LATEST,
     ) -> None:
         self.kv = kv
@@ -63,7 +65,9 @@ class Scheduler:
         self._spares_lone_prefill = rules.spares_lone_prefill
         self._longest_chunk = max_num_batched_tokens  # of the step being planned
         self._passed_over: list[Sequence] = []  # heads too long for a step, in this one
-        self.waiting: deque[Sequence] = deque()
+        self._is_by_priority = is_by_priority
+        self._num_submitted = 0
+        self.waiting: deque[Sequence] | ByPriority = ByPriority() if is_by_priority else deque()
         self.running: dict[int, Sequence] = {}
         self.decodes = DecodeSet(kv.block_size)
         self.partial: dict[int, Sequence] = {}
@@ -92,6 +96,9 @@ class Scheduler:
         return request.num_samples <= self.max_num_seqs and self.kv.fits(request, num_tokens)
 
     def submit(self, seq: Sequence) -> None:
+        if self._is_by_priority:
+            seq.rank = (seq.request.priority, self._num_submitted)
+            self._num_submitted += 1
         self.waiting.append(seq)
 
     def unfinished(self) -> list[Sequence]:
@@ -121,6 +128,9 @@ class Scheduler:
         """Give every running sequence its next tokens, oldest first. Who finds no memory preempts
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
+        if self._is_by_priority and (self.partial or not kv.grant_all(decodes)):
+            self._continue_by_priority(plan)
+            return
         wanted = self._share_budget(plan) if self.partial else []
         if wanted or not kv.grant_all(decodes):
             wanted += [(seq, 1) for seq in kv.growing(decodes)]
@@ -147,6 +157,48 @@ class Scheduler:
         plan.token_budget -= decodes.num_seqs
         if plan.preempted:
             plan.limit = KV_MEMORY
+
+    def _continue_by_priority(self, plan: StepPlan) -> None:
+        """As continue_running, at the expense of the lowest in rank, who may have been served in
+        this step already: what he was given goes back to the budget. Who preempts himself ends the
+        step's decodes and chunks, and those behind him are left out of it (vLLM V1)."""
+        kv, decodes = self.kv, self.decodes
+        has_failed = False
+        for seq in [*self.running.values()]:
+            if seq.state is not State.RUNNING:
+                continue
+            if has_failed or plan.token_budget <= 0:
+                if seq.joined_at >= 0:
+                    self._stall(seq)
+                continue
+            num_new = 1
+            if seq.joined_at >= 0:
+                decodes.sync(seq)
+            else:
+                num_new = seq.num_tokens - seq.num_computed
+                num_new = min(num_new, plan.token_budget, self._longest_chunk)
+            while not has_failed and (moves := kv.grow(seq, num_new)) is None:
+                victim = max(self.running.values(), key=lambda running: running.rank)
+                has_failed = victim is seq
+                if victim.order < seq.order:
+                    self._take_back(victim, plan)
+                self._preempt(victim, plan)
+            if not has_failed:
+                plan.moves += moves
+                plan.token_budget -= num_new
+                if seq.joined_at < 0:
+                    plan.work.append(Work(seq, seq.num_computed, num_new))
+        if plan.preempted:
+            plan.limit = KV_MEMORY
+
+    def _take_back(self, seq: Sequence, plan: StepPlan) -> None:
+        """Undo what this step gave to seq, its blocks aside."""
+        if seq.joined_at >= 0:
+            plan.token_budget += 1
+        work = [one for one in plan.work if one.seq is seq]
+        plan.token_budget += sum(one.num_new for one in work)
+        plan.work = [one for one in plan.work if one.seq is not seq]
+        plan.moves = [move for move in plan.moves if move.target not in seq.blocks]
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit from the head of the queue while seats, token budget and memory last. Nobody
@@ -263,14 +315,18 @@ class Scheduler:
                 if budget > 0:
                     budget -= 1
                 else:
-                    self.decodes.leave(seq)
-                    self.num_computed += seq.num_computed
-                    self._stalled.append(seq)
+                    self._stall(seq)
             elif seq.order in self.partial and budget > 0:
                 num_new = min(seq.num_tokens - seq.num_computed, budget, self._longest_chunk)
                 wanted.append((seq, num_new))
                 budget -= num_new
         return wanted
+
+    def _stall(self, seq: Sequence) -> None:
+        """Leave a decode out of this step."""
+        self.decodes.leave(seq)
+        self.num_computed += seq.num_computed
+        self._stalled.append(seq)
 
     def _chunk_limit(self) -> int:
         """The longest chunk of a step: long_prefill_token_threshold, unless it does not apply."""

@@ -17,7 +17,7 @@ class Outcome(IntEnum):
     """What became of a request. The first two finished; the last three were refused."""
 
     STOP = 0  # made its whole answer
-    LENGTH = 1  # outgrew a fixed reservation
+    LENGTH = 1  # outgrew a fixed reservation, or reached max_tokens
     UNFINISHED = 2  # the simulation stopped before
     TOO_LONG = 3  # prompt and answer exceed the model's maximum length
     NEVER_FITS = 4  # not even alone in the pool (or more answers than seats)
@@ -71,6 +71,8 @@ class Feed:
         self._prompt_tokens = workload.prompt_tokens.tolist()
         self._output_tokens = workload.output_tokens.tolist()
         self._num_samples = workload.num_samples.tolist()
+        self._max_tokens = workload.max_tokens.tolist()
+        self._priority = workload.priority.tolist()
         self._has_spans = workload.spans is not None
         self._missing: dict[int, int] = {}  # answers still to end, where a request has several
         self._next: dict[int, list[int]] = {}
@@ -112,16 +114,22 @@ class Feed:
     def _arrive(self, index: int) -> None:
         self.arrived_ns[index] = self._env.now
         prompt, answer = self._prompt_tokens[index], self._output_tokens[index]
+        limit = self._max_tokens[index]
+        if limit >= 0:
+            answer = min(answer, limit)
         if prompt <= 0 or answer <= 0:
             return self._over(index, Outcome.NO_TOKENS)
-        if prompt + answer > self._max_model_len:
+        room = self._max_model_len - prompt
+        if answer > room:
             return self._over(index, Outcome.TOO_LONG)
+        if not 0 <= limit <= room:
+            limit = room
         num_samples = self._num_samples[index]
         if self._has_spans:
             spans = merged(self._workload.prompt(index))
         else:
             spans = (Span(index, 0, prompt),)
-        request = Request(index, spans, prompt, num_samples)
+        request = Request(index, spans, prompt, num_samples, limit, self._priority[index])
         scheduler = self.replicas[0].scheduler
         if not scheduler.fits(request, prompt + self._answer_tokens[index]):
             return self._over(index, Outcome.NEVER_FITS)

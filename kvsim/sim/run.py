@@ -37,6 +37,7 @@ class Engine:
     max_num_batched_tokens: int
     chunked_prefill: bool
     long_prefill_token_threshold: int = 0
+    is_by_priority: bool = False
     rules: Rules = LATEST
     paper_era: PaperEra | None = None  # groups and swap, in the place of vLLM V1's scheduler
     jump: bool = True
@@ -61,6 +62,7 @@ class Engine:
             max_num_batched_tokens=self.max_num_batched_tokens,
             chunked_prefill=self.chunked_prefill,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            is_by_priority=self.is_by_priority,
             rules=self.rules,
         )
 
@@ -101,7 +103,7 @@ def simulate(
     schedulers = [engine.make_scheduler() for _ in range(num_replicas)]
     kv = schedulers[0].kv
     cap = kv.max_tokens
-    answers = workload.output_tokens
+    answers = workload.answer_tokens()
     if cap is not None:
         answers = np.minimum(answers, np.maximum(cap - workload.prompt_tokens, 0))
     answer_tokens = answers.tolist()

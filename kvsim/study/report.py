@@ -154,7 +154,7 @@ def _warnings(s: dict) -> list[str]:
     if s["not_arrived"]:
         reasons.append(f"{s['not_arrived']:,} requests had not arrived when it stopped")
     if s["ended_by_length"]:
-        reasons.append(f"{s['ended_by_length']:,} answers outgrew their reservation, and end there")
+        reasons.append(f"{s['ended_by_length']:,} requests reached their limit, and end there")
     if not s["completed"]:
         reasons.append("no request finished in the window: there is nothing to say of latency")
     return reasons + [f"workload: {note}" for note in s["notes"]]

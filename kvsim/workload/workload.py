@@ -13,11 +13,12 @@ from kvsim.engine.request import Span, answer_stream
 class Workload:
     """N requests in order of arrival (rows with `after` stand anywhere behind their predecessor).
 
-    arrival_ns, prompt_tokens, output_tokens, num_samples, after, think_ns, session: int64 [N].
-    `output_tokens` are the true answer lengths: they go to the executor and to the oracle
-    reservations, never to a scheduler. A row with `after[i] = j >= 0` is closed-loop: it arrives
-    `think_ns[i]` after request j has finished, and its `arrival_ns` is not used. `session` is -1
-    where the source has none.
+    arrival_ns, prompt_tokens, output_tokens, num_samples, after, think_ns, session, max_tokens,
+    priority: int64 [N]. `output_tokens` are the true answer lengths: they go to the executor and to
+    the oracle reservations, never to a scheduler. A row with `after[i] = j >= 0` is closed-loop: it
+    arrives `think_ns[i]` after request j has finished, and its `arrival_ns` is not used. `session`
+    is -1 where the source has none. `max_tokens` is the client's limit of an answer, which ends
+    there (-1: the model's maximum); lower `priority` goes first where the engine heeds it.
 
     `spans` int64 [M, 3] are (stream, start, length) and `span_offsets` int64 [N + 1] cut them into
     prompts; a prompt's spans add up to its `prompt_tokens`. Streams >= 0 are prompt text; the
@@ -33,6 +34,8 @@ class Workload:
     after: np.ndarray
     think_ns: np.ndarray
     session: np.ndarray
+    max_tokens: np.ndarray
+    priority: np.ndarray
     request_ids: list[str] | None = None
     spans: np.ndarray | None = None
     span_offsets: np.ndarray | None = None
@@ -48,6 +51,11 @@ class Workload:
         rows = self.spans[self.span_offsets[index] : self.span_offsets[index + 1]].tolist()
         return tuple(Span(*row) for row in rows)
 
+    def answer_tokens(self) -> np.ndarray:
+        """Answer lengths int64 [N], cut at max_tokens."""
+        limit = np.where(self.max_tokens < 0, self.output_tokens, self.max_tokens)
+        return np.minimum(self.output_tokens, limit)
+
     def request_id(self, index: int) -> str:
         return self.request_ids[index] if self.request_ids is not None else str(index)
 
@@ -62,6 +70,8 @@ def columns(
         "after": np.full(n, -1, np.int64),
         "think_ns": np.zeros(n, np.int64),
         "session": np.full(n, -1, np.int64),
+        "max_tokens": np.full(n, -1, np.int64),
+        "priority": np.zeros(n, np.int64),
     }
     return Workload(
         np.asarray(arrival_ns, np.int64),

@@ -8,7 +8,7 @@ from kvsim.engine.kv.policy import KVUsage
 from kvsim.engine.kv.pool import BlockPool
 from kvsim.engine.plan import COPY, BlockMove
 from kvsim.engine.request import Request, Sequence
-from kvsim.engine.rules import LATEST, Rules
+from kvsim.engine.rules import LATEST, Admission, Rules
 
 
 class Paged:
@@ -17,8 +17,8 @@ class Paged:
 
     With `can_fork` parallel answers share their prompt's blocks, and a writer to a shared block
     takes a copy (section 4.4). With `prefix_caching` full blocks are found again by their tokens.
-    Admission asks for room for all known tokens, and leaves `watermark` of the pool free unless
-    nothing else runs (vLLM V1: full-sequence admission and watermark).
+    Admission asks for the room that the rules say, and leaves `watermark` of the pool free unless
+    nothing else runs (vLLM V1).
     """
 
     reserves = False
@@ -41,14 +41,17 @@ class Paged:
         self.num_copies = 0  # blocks copied on write
         self._index = HashChain(block_size) if prefix_caching else None
         self.pool = BlockPool(num_blocks, self._index, rules)
-        self._reserves_full_prompt = rules.reserves_full_prompt
+        self._admission = rules.admission
+        self._promised = 0  # block table entries that who was admitted may come to have
         self._watermark_blocks = int(watermark * num_blocks)
         self._overlap = 0
         self.is_caching = prefix_caching
         # an evicted hit of a blocked head changes how much of it the first chunk has to hold
-        self.blocks_for_good = rules.reserves_full_prompt or not prefix_caching
+        self.blocks_for_good = rules.admission is not Admission.CHUNK or not prefix_caching
 
     def fits(self, request: Request, num_tokens: int) -> bool:
+        if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
+            return self._most_entries(request) <= self.num_blocks
         # the last token is sampled, never written: it needs no slot
         return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
@@ -60,18 +63,23 @@ class Paged:
     ) -> list[BlockMove] | None:
         """Give seq the blocks of its prefix hit and new ones for num_new more tokens.
 
-        Refuses when the pool cannot hold every token that seq already has (room for a first chunk
-        alone, all that older rules ask for, would be lost to preemption). A hit on a cached block
-        takes it out of what is free.
+        Refuses when there is not the room that the rules ask for. A hit on a cached block takes it
+        out of what is free.
         """
         pool = self.pool
         cold = sum(block in pool.queue for block in hit) if hit else 0
         spare = 0 if is_alone else self._watermark_blocks
         computed = len(hit) * self.block_size
-        wanted = seq.num_tokens if self._reserves_full_prompt else computed + num_new
+        wanted = computed + num_new if self._admission is Admission.CHUNK else seq.num_tokens
         num_hit, size = len(hit), self.block_size
         if -(-wanted // size) - num_hit + cold + spare > pool.num_free:
             return None
+        if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
+            most = self._most_entries(seq.request)
+            entries = self.num_blocks - pool.num_free + sum(pool.shared.values())
+            if most - num_hit + cold + spare > pool.num_free - (self._promised - entries):
+                return None
+            self._promised += most
         for block in hit:
             pool.hold(block)
         self._overlap += (len(hit) - cold) * self.block_size
@@ -121,6 +129,9 @@ class Paged:
         self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
         seq.blocks = []
         seq.num_sealed = 0
+        if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
+            request = seq.request
+            self._promised -= self._most_entries(request) // request.num_samples * seq.width
 
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
         return list(decodes.growing(decodes.clock).values())
@@ -178,6 +189,13 @@ class Paged:
         free, cached = len(pool.unkeyed) + len(pool.queue), pool.num_cached
         held = (self.num_blocks - free) * size
         return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
+
+    def _most_entries(self, request: Request) -> int:
+        """Block table entries of a request at its longest (TensorRT-LLM: prompt and max_tokens);
+        where answers fork, one more each for the copy of the prompt's last block."""
+        samples = request.num_samples
+        longest = self._blocks_for(request.prompt_tokens + request.max_tokens)
+        return samples * (longest + (samples > 1))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

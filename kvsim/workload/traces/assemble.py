@@ -15,7 +15,14 @@ from kvsim.workload.traces.reorder import in_order
 from kvsim.workload.traces.timeline import Timeline, seconds
 from kvsim.workload.workload import Workload
 
-PLAIN = {"num_samples": 1, "after": -1, "think_ns": 0, "session": -1}  # neutral values
+PLAIN = {  # neutral values, in the order of Workload's columns
+    "num_samples": 1,
+    "after": -1,
+    "think_ns": 0,
+    "session": -1,
+    "max_tokens": -1,
+    "priority": 0,
+}
 
 
 class Origin(NamedTuple):

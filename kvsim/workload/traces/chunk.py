@@ -32,6 +32,8 @@ class Chunk:
     after: np.ndarray | None = None
     think_ns: np.ndarray | None = None
     session: np.ndarray | None = None
+    max_tokens: np.ndarray | None = None
+    priority: np.ndarray | None = None
     ids: list[str] | None = None
     spans: np.ndarray | None = None
     span_counts: np.ndarray | None = None
@@ -58,6 +60,8 @@ class Chunk:
             cut(self.after),
             cut(self.think_ns),
             cut(self.session),
+            cut(self.max_tokens),
+            cut(self.priority),
             None if self.ids is None else self.ids[:num_rows],
             spans,
             cut(self.span_counts),

@@ -3,9 +3,10 @@
 Columns by name: `arrival_s` (seconds, up to nine decimals) or `arrival_ns`, `prompt_tokens`,
 `output_tokens`; optional `request_id`, `num_samples`, `session` (-1 or blank: none), `after` (the
 row number, from 0, of the request whose end this one waits for; -1 or blank: none), `think_s` or
-`think_ns`, and `spans`: the prompt as `stream:start:length` joined by `;`, where a number is
-shared text and `aj` is the answer of row j (`a12:0:40`). Blank `spans`: text that nobody shares.
-Parquet holds the same columns, with times in `_ns` as int64. Written by native_write.
+`think_ns`, `max_tokens` (the client's limit of the answer; -1 or blank: none), `priority` (lower
+goes first; blank: 0), and `spans`: the prompt as `stream:start:length` joined by `;`, where a
+number is shared text and `aj` is the answer of row j (`a12:0:40`). Blank `spans`: text that nobody
+shares. Parquet holds the same columns, with times in `_ns` as int64. Written by native_write.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvsim.workload.traces.source import Source
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 TIMES = {"arrival": ("arrival_s", "arrival_ns"), "think": ("think_s", "think_ns")}
+WHOLE_COLUMNS = {"num_samples": 1, "after": -1, "session": -1, "max_tokens": -1, "priority": 0}
 WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
@@ -52,6 +54,8 @@ def read_native(source: Source, options: ReadOptions, ledger: Ledger) -> Iterato
             after=columns.get("after"),
             think_ns=columns.get("think"),
             session=columns.get("session"),
+            max_tokens=columns.get("max_tokens"),
+            priority=columns.get("priority"),
         )
         if "request_id" in header:
             chunk.ids = [str(name) for name in records.columns["request_id"]]
@@ -68,7 +72,7 @@ def _fields(source: Source, header: list[str]) -> list[Field]:
     if arrival is None:
         raise TraceError(f"{source.name}:1: the header has no column arrival_s")
     fields = [arrival, *(tokens_field(name) for name in LENGTHS)]
-    for name, blank in (("num_samples", 1), ("after", -1), ("session", -1)):
+    for name, blank in WHOLE_COLUMNS.items():
         if name in header:
             fields.append(_whole_field(name, blank))
     return fields if think is None else [*fields, think]

@@ -16,7 +16,14 @@ from kvsim.workload.traces.reorder import answered
 from kvsim.workload.traces.timeline import seconds
 from kvsim.workload.workload import Workload
 
-OPTIONAL = {"num_samples": 1, "session": -1, "after": -1, "think_ns": 0}
+OPTIONAL = {
+    "num_samples": 1,
+    "session": -1,
+    "after": -1,
+    "think_ns": 0,
+    "max_tokens": -1,
+    "priority": 0,
+}
 ROWS_A_CHUNK = 1 << 16
 LINE_ENDS = {ord("\r"): " ", ord("\n"): " "}
 

@@ -31,6 +31,8 @@ def in_order(workload: Workload) -> Workload:
         moved,
         workload.think_ns[order],
         workload.session[order],
+        workload.max_tokens[order],
+        workload.priority[order],
         None if workload.request_ids is None else [workload.request_ids[i] for i in order],
         spans,
         offsets,
