@@ -10,7 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.config.build import build_engine, build_workload
 from kvsim.config.loading import load, points_of, read_source, resolved_text
+from kvsim.engine.kv.paged import Paged
 from kvsim.errors import ConfigError
 
 VALID = """\
@@ -216,3 +218,36 @@ def test_bytes_put_into_a_config_load_or_are_a_config_error(tmp_path_factory, da
         points_of(read_source(path))
     except ConfigError as error:
         assert error.faults
+
+
+RADIX = "kind: paged_sharing, prefix_index: radix"
+
+
+def test_a_radix_tree_is_chosen_in_yaml_and_hash_chains_unless_it_is(write):
+    text = VALID.replace("chunked_prefill: false", "chunked_prefill: true")
+    policy = load(read_source(write(text.replace("kind: paged", "kind: paged_sharing")))).kv.policy
+    assert (policy.prefix_caching, policy.prefix_index) == (True, "hash_chain")
+    experiment = load(read_source(write(text.replace("kind: paged", RADIX))))
+    kv = build_engine(experiment, build_workload(experiment, Path())).make_kv()
+    assert isinstance(kv, Paged)
+    assert kv.publishes_computed
+
+
+def test_a_radix_tree_without_prefix_caching_is_an_error_beside_all_others(write):
+    path = write(VALID.replace("kind: paged", f"{RADIX}, prefix_caching: false"))
+    assert faults_of(path, ["engine.max_num_batched_tokens=2000"]) == [
+        f"{path}:3: kv.policy.prefix_index: radix needs prefix_caching: true",
+        f"{path} with --set: engine.max_num_batched_tokens: 2000 must be at least max_model_len "
+        "(2048) with chunked_prefill: false, or a longer prompt could never be scheduled",
+    ]
+    path = write(VALID.replace("kind: paged", f"{RADIX}, prefix_caching: true"))
+    for rules in ("vllm-0.2", "paper"):
+        assert faults_of(path, [f"engine.rules={rules}"]) == [
+            f"{path}:3: kv.policy.prefix_index: must be hash_chain: {rules} has no prefix caching",
+            f"{path}:3: kv.policy.prefix_caching: must be false: {rules} has none",
+        ]
+    text = VALID.replace("kind: paged", RADIX.replace("radix", "radx"))
+    assert faults_of(write(text)) == [
+        f"{path}:3: kv.policy.prefix_index: 'radx' is not one of hash_chain, radix; nearest is "
+        "'radix'"
+    ]

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvsim.engine.kv.contiguous import Contiguous, reserve_max, reserve_oracle, reserve_pow2
 from kvsim.engine.kv.placement import Buddy, Fit, best_fit, first_fit
+from kvsim.engine.kv.policy import NO_HIT
 from kvsim.engine.request import Request, Sequence, Span
 
 LIMIT = 48
@@ -129,7 +130,7 @@ def test_pow2_reserves_the_power_of_two_not_below_the_answer(output, reserved):
 def test_the_orca_max_baseline_holds_the_models_maximum_whatever_comes():
     kv = Contiguous(256, 16, Buddy(256, 128), reserve=reserve_max(2048), limit=2048)
     seq = Sequence(request_of(0, 3), num_tokens=3)
-    kv.admit(seq, [], 3, is_alone=True)
+    kv.admit(seq, NO_HIT, 3, is_alone=True)
     assert kv.usage().held == kv.usage().granted == 2048
 
 

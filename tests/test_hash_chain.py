@@ -76,7 +76,7 @@ class ChainMachine(RuleBasedStateMachine):
         text = text_of(short)
         request = Request(len(self.sequences), short, len(text))
         seq = Sequence(request, num_tokens=len(text))
-        hit = self.index.match(seq)
+        hit = self.index.match(seq).blocks
         assert hit == self._expected_hit(text)
         assert len(hit) <= (len(text) - 1) // self.size, "a token is always left to compute"
         own = len(text) // self.size - len(hit)
@@ -130,10 +130,10 @@ def test_of_copies_the_first_published_is_found_and_then_the_next():
         index.seal(seq, 1)
         twins.append(seq)
     asker = Sequence(Request(9, (Span(0, 0, 3),), 3), num_tokens=3)
-    assert index.match(asker) == [5]
+    assert index.match(asker).blocks == [5]
     index.forget(3)
-    assert index.match(asker) == [5]
+    assert index.match(asker).blocks == [5]
     index.forget(5)
-    assert index.match(asker) == [8]
+    assert index.match(asker).blocks == [8]
     index.forget(8)
-    assert index.match(asker) == []
+    assert index.match(asker).blocks == []

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.paged import Paged
+from kvsim.engine.kv.policy import NO_HIT
 from kvsim.engine.plan import COPY, BlockMove
 from kvsim.engine.request import Request, Sequence, Span, answer_stream, merged
 
@@ -66,14 +67,16 @@ class PagedMachine(RuleBasedStateMachine):
         num_prompt = sum(span.length for span in spans)
         seq = Sequence(Request(self.num_requests, spans, num_prompt), num_tokens=num_prompt)
         hit = self.kv.match(seq)
-        assert len(hit) <= (num_prompt - 1) // self.size
-        for place in range(len(hit) * self.size):
-            slot = hit[place // self.size] * self.size + place % self.size
+        found = hit.blocks
+        assert (hit.num_tokens, hit.tail) == (len(found) * self.size, -1)
+        assert len(found) <= (num_prompt - 1) // self.size
+        for place in range(hit.num_tokens):
+            slot = found[place // self.size] * self.size + place % self.size
             assert self.slots[slot] == self.token(seq, place), "a hit holds the prompt's tokens"
-        usage, num_new = self.kv.usage(), min(num_prompt - len(hit) * self.size, chunk)
+        usage, num_new = self.kv.usage(), min(num_prompt - hit.num_tokens, chunk)
         moves = self.kv.admit(seq, hit, num_new, is_alone=not self.running)
         held = {block for one in self.running for block in one.blocks}
-        needed = -(-num_prompt // self.size) - len(set(hit) & held)
+        needed = -(-num_prompt // self.size) - len(set(found) & held)
         assert (moves is None) == (needed > NUM_BLOCKS - len(held)), "room for all known tokens"
         if moves is None:
             assert self.kv.usage() == usage
@@ -81,7 +84,7 @@ class PagedMachine(RuleBasedStateMachine):
             return
         self.num_requests += 1
         self.running.append(seq)
-        seq.num_computed = len(hit) * self.size
+        seq.num_computed = hit.num_tokens
         self.write(seq, moves, num_new)
 
     @precondition(lambda self: self.running)
@@ -170,7 +173,7 @@ def prompted(kv: Paged, index: int, length: int, stream: int | None = None) -> S
     span = Span(index if stream is None else stream, 0, length)
     seq = Sequence(Request(index, (span,), length), num_tokens=length)
     hit = kv.match(seq)
-    num_hit = len(hit) * kv.block_size
+    num_hit = hit.num_tokens
     assert kv.admit(seq, hit, length - num_hit, is_alone=False) is not None
     seq.num_hit, seq.num_computed, seq.num_tokens = num_hit, length, length + 1
     return seq
@@ -225,14 +228,14 @@ def test_tails_are_reused_before_the_heads_that_they_hang_on():
     # block 5 was never used; the tail without a key goes first, then the deepest cached blocks
     assert other.blocks == [blocks[4], 5, blocks[3], blocks[2]]
     again = Sequence(Request(2, (Span(7, 0, 18),), 18), num_tokens=18)
-    assert kv.match(again) == blocks[:2]
+    assert kv.match(again).blocks == blocks[:2]
 
 
 def test_the_watermark_holds_back_admissions_but_neither_growth_nor_who_is_alone():
     kv = Paged(8, 4, watermark=0.25)
     seq = Sequence(Request(0, (Span(0, 0, 28),), 28), num_tokens=28)
-    assert kv.admit(seq, [], 28, is_alone=False) is None
-    assert kv.admit(seq, [], 28, is_alone=True) is not None
+    assert kv.admit(seq, NO_HIT, 28, is_alone=False) is None
+    assert kv.admit(seq, NO_HIT, 28, is_alone=True) is not None
     seq.num_computed, seq.num_tokens = 28, 29
     assert kv.grow(seq, 1) is not None
     assert kv.usage().held == 32

@@ -7,7 +7,7 @@ import pytest
 from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.placement import Buddy, Fit, best_fit, first_fit
-from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.kv.policy import NO_HIT, KVCachePolicy
 from kvsim.engine.request import Request, Sequence, Span
 from tests.test_paged import forked, prompted
 
@@ -18,7 +18,7 @@ def admitted(kv: KVCachePolicy, index: int, num_tokens: int) -> Sequence:
     """A sequence of num_tokens, all of them written."""
     request = Request(index, (Span(index, 0, num_tokens),), num_tokens)
     seq = Sequence(request, num_tokens=num_tokens)
-    assert kv.admit(seq, [], num_tokens, is_alone=False) is not None
+    assert kv.admit(seq, NO_HIT, num_tokens, is_alone=False) is not None
     seq.num_computed = num_tokens
     return seq
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from kvsim.engine.batching import CONTINUOUS, STATIC
 from kvsim.engine.kv.contiguous import Contiguous, reserve_max, reserve_oracle, reserve_pow2
+from kvsim.engine.kv.hash_chain import HashChain
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.placement import Buddy, Fit, best_fit, first_fit
 from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.kv.radix import Radix
 from kvsim.engine.request import answer_stream
 from kvsim.engine.rules import LATEST, RULES, Rules
 from kvsim.latency.model import Linear
@@ -78,6 +80,7 @@ def policy_of(setup: Setup, output_tokens: list[int], rules: Rules) -> KVCachePo
             size,
             can_fork=setup.can_fork,
             prefix_caching=setup.prefix_caching,
+            prefix_index={"hash_chain": HashChain, "radix": Radix}[setup.prefix_index],
             watermark=setup.watermark,
             rules=rules,
         )

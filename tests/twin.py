@@ -25,6 +25,7 @@ class Setup:
     memory: str = "paged"  # or contiguous
     can_fork: bool = False
     prefix_caching: bool = False
+    prefix_index: str = "hash_chain"  # the twin has no other
     watermark: float = 0.0
     reserve: str = "max"  # max, pow2, oracle or fixed
     reserve_tokens: int = 0

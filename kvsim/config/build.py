@@ -13,8 +13,10 @@ from kvsim.engine.batching import CONTINUOUS, STATIC
 from kvsim.engine.groups import PaperEra
 from kvsim.engine.kv import contiguous, placement
 from kvsim.engine.kv.contiguous import Contiguous
+from kvsim.engine.kv.hash_chain import HashChain
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
+from kvsim.engine.kv.radix import Radix
 from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
@@ -88,11 +90,13 @@ def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
     assert num_blocks is not None and max_model_len is not None
     if policy.kind != "contiguous":
         shares = policy.kind == "paged_sharing"
+        indexes = {"hash_chain": HashChain, "radix": Radix}
         return Paged(
             num_blocks,
             size,
             can_fork=shares,
             prefix_caching=shares and policy.prefix_caching,
+            prefix_index=indexes[policy.prefix_index] if shares else HashChain,
             watermark=policy.watermark,
             rules=_rules(experiment.engine),
         )

@@ -265,6 +265,13 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
         slots = engine_presets()[engine.preset]["num_blocks"] * PRESET_BLOCK_SIZE
         if experiment.kv.block_size > slots:
             found.append((("kv", "block_size"), f"larger than the preset's pool of {slots} tokens"))
+    if getattr(policy, "prefix_index", "hash_chain") != "hash_chain":
+        path = ("kv", "policy", "prefix_index")
+        if engine.rules in PAPER_ERA:
+            text = f"must be hash_chain: {engine.rules} has no prefix caching"
+            found.append((path, text))
+        elif not policy.prefix_caching:
+            found.append((path, f"{policy.prefix_index} needs prefix_caching: true"))
     budget, path = engine.max_num_batched_tokens, ("engine", "max_num_batched_tokens")
     if engine.batching == "static":
         if policy.kind != "contiguous":

@@ -91,13 +91,20 @@ class Paged(Model):
 
 class PagedSharing(Model):
     """Blocks on demand, shared: parallel answers fork with copy-on-write, and with
-    prefix_caching full blocks are found again by their tokens."""
+    prefix_caching blocks are found again by their tokens."""
 
     kind: Literal["paged_sharing"]
     watermark: Share = 0.0
     prefix_caching: Annotated[
         bool | None, Field(description="on unless the rules are older than prefix caching")
     ] = None
+    prefix_index: Annotated[
+        Literal["hash_chain", "radix"],
+        Field(
+            description="hash_chain: full blocks by hash, as vLLM; radix: a tree as SGLang's, "
+            "whose hits may end inside a block"
+        ),
+    ] = "hash_chain"
 
 
 Policy = Annotated[Contiguous | Paged | PagedSharing, Field(discriminator="kind")]

@@ -27,7 +27,8 @@ class Work(NamedTuple):
 
 class BlockMove(NamedTuple):
     """Copy the KV of block `source` to block `target`, before the step's work; SWAP_OUT to a block
-    of the host, SWAP_IN from one."""
+    of the host, SWAP_IN from one. Moves are made in order: a later one may write to the source of
+    an earlier one."""
 
     kind: str
     source: int

@@ -58,6 +58,7 @@ class Scheduler:
         self.kv = kv
         self.batching = batching
         self._returns_together = batching.returns_together
+        self._publishes = kv.publishes_computed
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
@@ -228,7 +229,7 @@ class Scheduler:
             if plan.token_budget <= 0:
                 return MAX_NUM_BATCHED_TOKENS
             hit = kv.match(seq)
-            num_hit = len(hit) * kv.block_size
+            num_hit = hit.num_tokens
             num_new = seq.num_tokens - num_hit
             if self.long_prefill_token_threshold:
                 num_new = min(num_new, self._longest_chunk)
@@ -261,6 +262,8 @@ class Scheduler:
             return 1
         if plan.work and (plan.limit == MAX_NUM_BATCHED_TOKENS or self._returns_together):
             return 1  # what limits the next step is another thing
+        if plan.work and self._publishes:
+            return 1  # what is published may be hit, and blocks of equal tokens become one
         if self.waiting and (self._passed_over or not self.kv.blocks_for_good):
             return 1
         if self.waiting and self._quotes_running(self.waiting[0]):
@@ -273,6 +276,8 @@ class Scheduler:
         forked: list[Sequence] = []
         taken = self.kv.repeat(decodes, num_steps) if num_steps > 1 else []
         decodes.clock += num_steps
+        if self._publishes:
+            self._publish(plan.work)
         if len(plan.work) > plan.num_joining:
             for seq, start, num_new in plan.work:
                 if seq.joined_at >= 0:
@@ -409,7 +414,14 @@ class Scheduler:
             self.num_computed += seq.num_computed
         self.partial.pop(seq.order, None)
 
+    def _publish(self, work: list[Work]) -> None:
+        for one in work:
+            if not one.is_decode:
+                self.kv.publish(one.seq, one.start + one.num_new)
+
     def _end(self, seq: Sequence) -> None:
+        if self._publishes:
+            self.kv.publish(seq, seq.num_computed)
         self._leave(seq)
         seq.state = State.FINISHED
 

@@ -74,6 +74,7 @@ class ReplicaLog:
     idle: dict[str, np.ndarray]  # the pool while nothing runs, ahead of step number `before`
     can_fork: bool
     num_copies: int
+    num_hit_copies: int
     num_forked_blocks: int
     num_swapped_out: int  # blocks
     num_swapped_in: int
@@ -185,6 +186,7 @@ class Recorder:
             _columns(self._idle, ("before", "cached_slots", "largest_free_run")),
             kv.can_fork,
             kv.num_copies,
+            kv.num_hit_copies,
             kv.num_forked_blocks,
             scheduler.num_swapped_out,
             scheduler.num_swapped_in,

@@ -157,6 +157,7 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
     asked = int((requests["prompt_tokens"] * prompts)[done].sum())
     shared = sum(replica.num_forked_blocks for replica in log.replicas)
     copies = sum(replica.num_copies for replica in log.replicas)
+    hit_copies = sum(replica.num_hit_copies for replica in log.replicas)
     return {
         "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
         "recomputed_tokens": recomputed,
@@ -166,7 +167,7 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
         "resumed_hit_tokens": int(requests["num_resumed_hit"][done].sum()),
         "blocks_shared_at_forks": shared,
         "copies_made": copies,
-        "copies_avoided": shared - copies,
+        "copies_avoided": shared - (copies - hit_copies),
         "swapped_out_blocks": sum(replica.num_swapped_out for replica in log.replicas),
         "swapped_in_blocks": sum(replica.num_swapped_in for replica in log.replicas),
     }

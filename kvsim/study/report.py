@@ -114,8 +114,8 @@ def print_summary(summary: dict) -> None:
     console.print(f"{pool}: {waste} %")
     if s["sharing_saving"]:
         console.print(
-            f"Sharing saves {_percent(s['sharing_saving'])} % of the token slots; at forks "
-            f"{s['blocks_shared_at_forks']:,} blocks shared, {s['copies_made']:,} copied on write"
+            f"Sharing saves {_percent(s['sharing_saving'])} % of the token slots; "
+            f"{s['blocks_shared_at_forks']:,} blocks shared at forks, {s['copies_made']:,} copied"
         )
     console.print(
         f"Batch mean {_number(s['batch_size_mean'], 1)}, peak {s['batch_size_peak']}; waiting peak "

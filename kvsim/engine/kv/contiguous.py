@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.placement import Placement
-from kvsim.engine.kv.policy import KVUsage
+from kvsim.engine.kv.policy import NO_HIT, Hit, KVUsage
 from kvsim.engine.plan import BlockMove
 from kvsim.engine.request import Request, Sequence
 
@@ -41,7 +41,9 @@ class Contiguous:
     reserves = True
     num_forked_blocks = 0
     num_copies = 0
+    num_hit_copies = 0
     blocks_for_good = True
+    publishes_computed = False
 
     def __init__(
         self,
@@ -64,11 +66,11 @@ class Contiguous:
         granted = self._grant(request)
         return request.prompt_tokens < granted and self._placement.fits(self._blocks_for(granted))
 
-    def match(self, seq: Sequence) -> list[int]:
-        return []
+    def match(self, seq: Sequence) -> Hit:
+        return NO_HIT
 
     def admit(
-        self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool
+        self, seq: Sequence, hit: Hit, num_new: int, *, is_alone: bool
     ) -> list[BlockMove] | None:
         granted = self._grant(seq.request)
         taken = self._placement.take(self._blocks_for(granted))
@@ -87,6 +89,9 @@ class Contiguous:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         raise AssertionError("a contiguous cache shares nothing: can_fork is False")
+
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        raise AssertionError("a contiguous cache shares nothing")
 
     def release(self, seq: Sequence) -> None:
         self._placement.give(seq.blocks[0], len(seq.blocks))

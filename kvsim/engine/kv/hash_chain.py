@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
+from kvsim.engine.kv.policy import NO_HIT, Hit
 from kvsim.engine.request import Sequence, Span, answer_stream
 
 ENDLESS = 1 << 62
@@ -43,10 +44,29 @@ def block_keys(prompt: tuple[Span, ...], answer: int, block_size: int) -> Iterat
         yield parent
 
 
+def keys_of(seq: Sequence, count: int, block_size: int) -> list[int]:
+    """seq's keys, its first `count` among them."""
+    keys = seq.keys
+    if keys is None:
+        keys = seq.keys = []
+        seq.key_source = block_keys(seq.request.prompt, stream_of(seq), block_size)
+    if len(keys) < count:
+        keys += islice(seq.key_source, count - len(keys))
+    return keys
+
+
+def stream_of(seq: Sequence) -> int:
+    """The token stream that seq writes; the answers of further samples are nobody's to quote:
+    theirs lie below every first one."""
+    return answer_stream(seq.request.index) - (seq.sample << 40)
+
+
 class HashChain:
     """Which block holds which key. Copies of one block are all kept; the first published is found
     (vLLM V1: no de-duplication, tables are append-only)."""
 
+    publishes_computed = False
+    victims = None  # the pool's own order: the longest unreferenced
     __slots__ = ("_block_size", "_copies", "_first", "_key")
 
     def __init__(self, block_size: int) -> None:
@@ -58,24 +78,32 @@ class HashChain:
     def __contains__(self, block: int) -> bool:
         return block in self._key
 
-    def match(self, seq: Sequence) -> list[int]:
+    def match(self, seq: Sequence) -> Hit:
         """Leading blocks of seq that are in the pool. One token at least is always left to
         compute, so a prompt of whole blocks never hits its last one."""
         found: list[int] = []
-        first, limit = self._first, (seq.num_tokens - 1) // self._block_size
-        for key in islice(self._keys(seq, limit), limit):
+        first, size = self._first, self._block_size
+        limit = (seq.num_tokens - 1) // size
+        for key in islice(keys_of(seq, limit, size), limit):
             block = first.get(key)
             if block is None:
                 break
             found.append(block)
-        return found
+        return Hit(found, len(found) * size) if found else NO_HIT
 
-    def seal(self, seq: Sequence, upto: int) -> None:
-        """Publish seq's blocks before number `upto`, each once."""
+    def use(self, blocks: list[int]) -> None:
+        """Nothing to note: what is held does not stand in the order of reuse."""
+
+    def leave(self, block: int) -> None:
+        """Nothing to note: the pool keeps the order in which blocks were let go."""
+
+    def seal(self, seq: Sequence, upto: int) -> tuple[()]:
+        """Publish seq's blocks before number `upto`, each once. None is exchanged for a copy."""
         start = seq.num_sealed
         if upto <= start:
-            return
-        keys, blocks, key_of, first = self._keys(seq, upto), seq.blocks, self._key, self._first
+            return ()
+        keys, blocks = keys_of(seq, upto, self._block_size), seq.blocks
+        key_of, first = self._key, self._first
         for number in range(start, upto):
             block = blocks[number]
             if block in key_of:  # a hit: its first owner published it
@@ -84,6 +112,7 @@ class HashChain:
             if first.setdefault(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
         seq.num_sealed = upto
+        return ()
 
     def forget(self, block: int) -> None:
         """The pool reuses `block`: it no longer holds these tokens."""
@@ -99,16 +128,3 @@ class HashChain:
             copies.remove(block)
         if copies is not None and not copies:
             del self._copies[key]
-
-    def _keys(self, seq: Sequence, count: int) -> list[int]:
-        """seq's keys, its first `count` among them."""
-        keys = seq.keys
-        if keys is None:
-            request = seq.request
-            # the answers of further samples are nobody's to quote: streams below every first one
-            answer = answer_stream(request.index) - (seq.sample << 40)
-            keys = seq.keys = []
-            seq.key_source = block_keys(request.prompt, answer, self._block_size)
-        if len(keys) < count:
-            keys += islice(seq.key_source, count - len(keys))
-        return keys

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.hash_chain import HashChain
-from kvsim.engine.kv.policy import KVUsage
-from kvsim.engine.kv.pool import BlockPool
+from kvsim.engine.kv.policy import NO_HIT, Hit, KVUsage
+from kvsim.engine.kv.pool import BlockPool, Victims
 from kvsim.engine.plan import COPY, BlockMove
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.rules import LATEST, Admission, Rules
+
+
+class PrefixIndex(Protocol):
+    """Finds full blocks by their tokens and all tokens before them."""
+
+    publishes_computed: bool  # shares what is computed, not already what is scheduled to be
+    victims: Victims | None  # which cached blocks go first, where not the longest unreferenced
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def match(self, seq: Sequence) -> Hit:
+        """What is known of seq's head, one token at least left out; looks only."""
+        ...
+
+    def use(self, blocks: list[int]) -> None:
+        """A sequence was admitted with these, the whole blocks of its hit."""
+        ...
+
+    def seal(self, seq: Sequence, upto: int) -> Iterable[tuple[int, int]]:
+        """Publish seq's blocks before number `upto`, each once; (number, block) of those that seq
+        is to exchange for blocks of the same tokens."""
+        ...
+
+    def leave(self, block: int) -> None:
+        """A sequence whose last block here was `block` has let go of all."""
+        ...
+
+    def forget(self, block: int) -> None:
+        """The pool reuses `block`."""
+        ...
 
 
 class Paged:
@@ -16,7 +49,8 @@ class Paged:
     al. 2023, section 4). Position p of a sequence is slot `blocks[p // B] * B + p % B`.
 
     With `can_fork` parallel answers share their prompt's blocks, and a writer to a shared block
-    takes a copy (section 4.4). With `prefix_caching` full blocks are found again by their tokens.
+    takes a copy (section 4.4). With `prefix_caching` a `prefix_index` finds blocks again by their
+    tokens, and a hit that ends inside a block is copied into one of the sequence's own.
     Admission asks for the room that the rules say, and leaves `watermark` of the pool free unless
     nothing else runs (vLLM V1).
     """
@@ -31,6 +65,7 @@ class Paged:
         *,
         can_fork: bool = False,
         prefix_caching: bool = False,
+        prefix_index: Callable[[int], PrefixIndex] = HashChain,
         watermark: float = 0.0,
         rules: Rules = LATEST,
     ) -> None:
@@ -38,9 +73,13 @@ class Paged:
         self.block_size = block_size
         self.can_fork = can_fork
         self.num_forked_blocks = 0  # table entries that forks shared instead of copying
-        self.num_copies = 0  # blocks copied on write
-        self._index = HashChain(block_size) if prefix_caching else None
-        self.pool = BlockPool(num_blocks, self._index, rules)
+        self.num_copies = 0
+        self.num_hit_copies = 0
+        self._index = index = prefix_index(block_size) if prefix_caching else None
+        self.publishes_computed = index is not None and index.publishes_computed
+        self._seals_ahead = index is not None and not index.publishes_computed
+        victims = None if index is None else index.victims
+        self.pool = BlockPool(num_blocks, index, rules, victims=victims)
         self._admission = rules.admission
         self._promised = 0  # block table entries that who was admitted may come to have
         self._watermark_blocks = int(watermark * num_blocks)
@@ -55,23 +94,25 @@ class Paged:
         # the last token is sampled, never written: it needs no slot
         return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
-    def match(self, seq: Sequence) -> list[int]:
-        return self._index.match(seq) if self._index is not None else []
+    def match(self, seq: Sequence) -> Hit:
+        return self._index.match(seq) if self._index is not None else NO_HIT
 
     def admit(
-        self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool
+        self, seq: Sequence, hit: Hit, num_new: int, *, is_alone: bool
     ) -> list[BlockMove] | None:
         """Give seq the blocks of its prefix hit and new ones for num_new more tokens.
 
         Refuses when there is not the room that the rules ask for. A hit on a cached block takes it
-        out of what is free.
+        out of what is free; the block that its tail is copied from stays free to be taken, by seq
+        too, since copies come before the step's work.
         """
         pool = self.pool
-        cold = sum(block in pool.queue for block in hit) if hit else 0
+        blocks, computed, tail = hit
+        num_hit = len(blocks)
+        cold = sum(block in pool.queue for block in blocks) if num_hit else 0
         spare = 0 if is_alone else self._watermark_blocks
-        computed = len(hit) * self.block_size
         wanted = computed + num_new if self._admission is Admission.CHUNK else seq.num_tokens
-        num_hit, size = len(hit), self.block_size
+        size = self.block_size
         if -(-wanted // size) - num_hit + cold + spare > pool.num_free:
             return None
         if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
@@ -80,13 +121,19 @@ class Paged:
             if most - num_hit + cold + spare > pool.num_free - (self._promised - entries):
                 return None
             self._promised += most
-        for block in hit:
-            pool.hold(block)
-        self._overlap += (len(hit) - cold) * self.block_size
-        seq.blocks = hit + pool.take(self._blocks_for(computed + num_new) - len(hit))
-        seq.num_sealed = len(hit)
+        if num_hit:
+            for block in blocks:
+                pool.hold(block)
+            self._overlap += (num_hit - cold) * size
+            self._index.use(blocks)
+        seq.blocks = blocks + pool.take(-(-(computed + num_new) // size) - num_hit)
+        seq.num_sealed = num_hit
         self._seal(seq, computed + num_new)
-        return []
+        if tail < 0 or seq.blocks[num_hit] == tail:  # evicted for seq: its tokens are in place
+            return []
+        self.num_copies += 1
+        self.num_hit_copies += 1
+        return [BlockMove(COPY, tail, seq.blocks[num_hit])]
 
     def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None:
         pool = self.pool
@@ -124,9 +171,15 @@ class Paged:
             self.pool.hold(seq.blocks[number])
             self._overlap += self._filled(seq, number)
 
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        for number, block in self._index.seal(seq, num_tokens // self.block_size):
+            self._exchange(seq, number, block)
+
     def release(self, seq: Sequence) -> None:
         """Give back seq's blocks; those with a key stay findable until they are reused."""
         self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
+        if seq.num_sealed:
+            self._index.leave(seq.blocks[seq.num_sealed - 1])
         seq.blocks = []
         seq.num_sealed = 0
         if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
@@ -141,12 +194,12 @@ class Paged:
         bucket = decodes.buckets[clock % size]
         if bucket and not self._grow_bucket(bucket):
             return False
-        if self._index is not None:
+        if self._seals_ahead:
             self._fill_bucket(decodes, clock)
         return True
 
     def filling(self, decodes: DecodeSet) -> list[Sequence]:
-        if self._index is None:
+        if not self._seals_ahead:
             return []
         return list(decodes.growing(decodes.clock + 1).values())  # who grows next fills one now
 
@@ -155,7 +208,11 @@ class Paged:
         self._index.seal(seq, length // self.block_size)
 
     def headroom(self, decodes: DecodeSet, limit: int) -> int:
-        free, num_seqs, period = self.pool.num_free, decodes.num_seqs, self.block_size
+        num_seqs, period = decodes.num_seqs, self.block_size
+        free = self.pool.num_free
+        if self.publishes_computed:
+            # evictions of several blocks at once show in the first step of a promise only
+            free = len(self.pool.unkeyed)
         if num_seqs * -(-(limit - 1) // period) <= free:
             return limit
         rounds = free // num_seqs  # in `period` steps every member takes one block
@@ -169,7 +226,7 @@ class Paged:
     def repeat(self, decodes: DecodeSet, num_steps: int) -> list[int]:
         size, buckets, unkeyed = self.block_size, decodes.buckets, self.pool.unkeyed
         most = decodes.num_seqs * -(-(num_steps - 1) // size)
-        is_plain = self._index is None and most <= len(unkeyed)
+        is_plain = not self._seals_ahead and most <= len(unkeyed)
         taken = []
         for clock in range(decodes.clock + 1, decodes.clock + num_steps):
             bucket = buckets[clock % size]
@@ -180,7 +237,7 @@ class Paged:
                 continue
             is_granted = self._grow_bucket(bucket)
             assert is_granted, "headroom promised this step"
-            if self._index is not None:
+            if self._seals_ahead:
                 self._fill_bucket(decodes, clock)
         return taken
 
@@ -203,7 +260,7 @@ class Paged:
     def _seal(self, seq: Sequence, num_tokens: int) -> None:
         """Publish what is full once num_tokens are computed: as soon as that is scheduled, so a
         request admitted later in the same step can hit it (vLLM V1)."""
-        if self._index is not None:
+        if self._seals_ahead:
             self._index.seal(seq, min(num_tokens, seq.num_tokens) // self.block_size)
 
     def _grow_bucket(self, bucket: dict[int, Sequence]) -> bool:
@@ -223,6 +280,18 @@ class Paged:
     def _fill_bucket(self, decodes: DecodeSet, clock: int) -> None:
         for seq in decodes.growing(clock + 1).values():
             self.fill(seq, clock)
+
+    def _exchange(self, seq: Sequence, number: int, block: int) -> None:
+        """Let seq hold `block`, of the same tokens, in the place of its block of this number."""
+        pool, own = self.pool, seq.blocks[number]
+        if block not in pool.queue:
+            self._overlap += self.block_size
+        pool.hold(block)
+        seq.blocks[number] = block
+        if pool.drop_shared(own):
+            self._overlap -= self.block_size
+        else:
+            pool.give([own])
 
     def _filled(self, seq: Sequence, number: int) -> int:
         """Tokens of seq in its block of this number."""

@@ -25,6 +25,19 @@ class KVUsage(NamedTuple):
     largest_free_run: int
 
 
+class Hit(NamedTuple):
+    """What the cache already holds of a sequence's head: `num_tokens`, in whole `blocks` and, where
+    they go on, in the first tokens of block `tail` (-1: nowhere), which are to be copied."""
+
+    blocks: list[int]
+    num_tokens: int
+    tail: int = -1
+
+
+NO_HIT = Hit([], 0)
+"""One for all; nobody changes its list."""
+
+
 class KVCachePolicy(Protocol):
     """Owns the pool and every block table. A method that may refuse does so before it changes
     anything, and refuses with None.
@@ -38,7 +51,9 @@ class KVCachePolicy(Protocol):
     can_fork: bool
     reserves: bool  # holds slots for tokens still to come: contiguous policies
     num_forked_blocks: int  # block table entries that forks share, counted at each fork
-    num_copies: int  # blocks copied on write
+    num_copies: int  # blocks copied: on write, and for prefix hits that end inside a block
+    num_hit_copies: int  # the latter alone
+    publishes_computed: bool  # `publish` wants to know what was computed
     blocks_for_good: bool  # an admission refused stays refused while others only decode
     max_tokens: int | None  # a sequence that reaches them has outgrown what it was given, and ends
 
@@ -46,17 +61,22 @@ class KVCachePolicy(Protocol):
         """Whether `request`, grown to `num_tokens`, could run alone in the pool."""
         ...
 
-    def match(self, seq: Sequence) -> list[int]:
-        """Blocks that already hold the head of seq's tokens; looks only."""
+    def match(self, seq: Sequence) -> Hit:
+        """What the pool already holds of seq's head; looks only."""
         ...
 
     def admit(
-        self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool
+        self, seq: Sequence, hit: Hit, num_new: int, *, is_alone: bool
     ) -> list[BlockMove] | None: ...
 
     def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None: ...
 
     def fork(self, parent: Sequence, child: Sequence) -> None: ...
+
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        """A step of prefill, or the end of seq, has left num_tokens of it computed: they may be
+        shared from now on. May change seq's block table and what others find."""
+        ...
 
     def release(self, seq: Sequence) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from kvsim.engine.rules import LATEST, Rules
@@ -16,6 +17,10 @@ class Index(Protocol):
     def forget(self, block: int) -> None: ...
 
 
+Victims = Callable[[dict[int, None]], list[int]]
+"""Which of the cached blocks to evict next."""
+
+
 class BlockPool:
     """Block ids 0 to num_blocks - 1.
 
@@ -24,12 +29,16 @@ class BlockPool:
     `queue`, the longest unreferenced first. Before, all stand in the queue. `shared` counts the
     references of a held block beyond the first, so that an unshared block costs nothing. The
     index forgets a cached block when it is taken for something else.
+
+    With `victims` the index chooses what is evicted, several blocks at a time: they lose their keys
+    together, and the queue is a mere set.
     """
 
     __slots__ = (
         "_index",
         "_is_head_first",
         "_keyless_first",
+        "_victims",
         "num_blocks",
         "num_cached",
         "num_evicted",
@@ -38,17 +47,25 @@ class BlockPool:
         "unkeyed",
     )
 
-    def __init__(self, num_blocks: int, index: Index | None = None, rules: Rules = LATEST) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: Index | None = None,
+        rules: Rules = LATEST,
+        *,
+        victims: Victims | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.shared: dict[int, int] = {}
         self.num_cached = 0  # free blocks that the index can find
         self.num_evicted = 0
         self._index = index
-        self._keyless_first = rules.keyless_first
+        self._victims = victims
+        self._keyless_first = rules.keyless_first or victims is not None
         self._is_head_first = rules.is_head_first and index is None
         self.unkeyed: list[int] = []
         self.queue: OrderedDict[int, None] = OrderedDict()
-        if rules.keyless_first:
+        if self._keyless_first:
             self.unkeyed += range(num_blocks - 1, -1, -1)
         else:
             self.queue.update(dict.fromkeys(range(num_blocks)))
@@ -60,6 +77,9 @@ class BlockPool:
 
     def take_one(self) -> int:
         if self.unkeyed:
+            return self.unkeyed.pop()
+        if self._victims is not None:
+            self._evict(self._victims(self.queue))
             return self.unkeyed.pop()
         block, _ = self.queue.popitem(last=False)
         if self._index is not None and block in self._index:
@@ -112,3 +132,11 @@ class BlockPool:
                 self.queue[block] = None
         if self._keyless_first:
             self.unkeyed += [block for block in blocks if block not in index]
+
+    def _evict(self, blocks: list[int]) -> None:
+        for block in blocks:
+            del self.queue[block]
+            self._index.forget(block)
+        self.num_cached -= len(blocks)
+        self.num_evicted += len(blocks)
+        self.unkeyed += reversed(blocks)
