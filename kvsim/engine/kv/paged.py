@@ -90,7 +90,8 @@ class Paged:
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
-            return self._most_entries(request) <= self.num_blocks
+            width = request.num_samples if self.can_fork else 1
+            return self._most_entries(request, width) <= self.num_blocks
         # the last token is sampled, never written: it needs no slot
         return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
@@ -116,7 +117,7 @@ class Paged:
         if -(-wanted // size) - num_hit + cold + spare > pool.num_free:
             return None
         if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
-            most = self._most_entries(seq.request)
+            most = self._most_entries(seq.request, seq.width)
             entries = self.num_blocks - pool.num_free + sum(pool.shared.values())
             if most - num_hit + cold + spare > pool.num_free - (self._promised - entries):
                 return None
@@ -183,8 +184,7 @@ class Paged:
         seq.blocks = []
         seq.num_sealed = 0
         if self._admission is Admission.FULL_PROMPT_AND_MAX_OUTPUT:
-            request = seq.request
-            self._promised -= self._most_entries(request) // request.num_samples * seq.width
+            self._promised -= self._most_entries(seq.request, seq.width)
 
     def growing(self, decodes: DecodeSet) -> list[Sequence]:
         return list(decodes.growing(decodes.clock).values())
@@ -247,12 +247,11 @@ class Paged:
         held = (self.num_blocks - free) * size
         return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
 
-    def _most_entries(self, request: Request) -> int:
-        """Block table entries of a request at its longest (TensorRT-LLM: prompt and max_tokens);
-        where answers fork, one more each for the copy of the prompt's last block."""
-        samples = request.num_samples
+    def _most_entries(self, request: Request, width: int) -> int:
+        """Block table entries that `width` answers of a request may come to (TensorRT-LLM: prompt
+        and max_tokens); where they fork, one more each for the copy of the prompt's last block."""
         longest = self._blocks_for(request.prompt_tokens + request.max_tokens)
-        return samples * (longest + (samples > 1))
+        return width * (longest + (self.can_fork and request.num_samples > 1))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
