@@ -244,6 +244,8 @@ def generate(
     _refuse_existing(out, overwrite)
     source = read_source(file, sets or [])
     workload = build_workload(load(source), source.folder)
+    if workload.is_beam:
+        raise UserError(f"{file}: workload.beam: a trace holds no beams; leave it out")
     write_native(workload, out)
     print(f"{out}: {len(workload):,} requests written")
 

@@ -63,10 +63,11 @@ class GroupReplay:
         while self.coming and arrival_of(self.coming[0][1]) <= now:
             index, one = self.coming.pop(0)
             prompt, width = int(one["prompt_tokens"]), int(one["n"])
-            request = Request(index, (Span(index, 0, prompt),), prompt, width)
             is_beam = one.get("beam") == "1"
-            seq = Sequence(request, num_tokens=prompt, width=width)
-            group = self.scheduler.submit(seq, is_beam=is_beam)
+            request = Request(index, (Span(index, 0, prompt),), prompt, width, is_beam)
+            # beams fork as `ops` says, and not of themselves
+            seq = Sequence(request, num_tokens=prompt, width=1 if is_beam else width)
+            group = self.scheduler.submit(seq)
             if is_beam:  # how many candidates took numbers before is the sampler's doing
                 self.next_number = next(numbers)
             row.setdefault("arr", []).append(self.ids[index])
@@ -102,7 +103,8 @@ class GroupReplay:
         scheduler = self.scheduler
         groups = [*scheduler.running]
         width_of = {work.seq: work.seq.width for work in plan.work}
-        finished = [w.seq for w in plan.work if self._is_last(w.seq) and not self._is_beam(w.seq)]
+        works = [work for work in plan.work if not work.seq.request.is_beam]
+        finished = [work.seq for work in works if self._is_last(work.seq)]
         firsts = [work.seq for work in plan.work if width_of[work.seq] > 1]
         stillborn = frozenset(
             (seq.request.index, sample)
@@ -110,13 +112,12 @@ class GroupReplay:
             for sample in range(seq.width - 1)
             if self._wanted(seq.request, sample) == 1
         )
-        scheduler.commit(plan, 1, finished, stillborn)
+        scheduler.commit(plan, 1, finished, stillborn=stillborn)
         ops: list[list] = []
         base = {}
         for seq in firsts:  # numbers go to samples in order, also to those that never fork
-            if not self._is_beam(seq):
-                base[seq] = self.next_number
-                self.next_number += width_of[seq] - 1
+            base[seq] = self.next_number
+            self.next_number += width_of[seq] - 1
         for one, child in scheduler.ops:
             if child is None:
                 ops.append(["X", self.number[one]])
@@ -124,7 +125,7 @@ class GroupReplay:
                 self.number[child] = base[one] + child.sample
                 self.by_number[self.number[child]] = self.by_number[self.number[one]][0], child
                 ops.append(["F", self.number[one], self.number[child]])
-        for op in told.get("ops", ()) if any(group.is_beam for group in groups) else ():
+        for op in told.get("ops", ()) if any(group.request.is_beam for group in groups) else ():
             group, one = self.by_number[op[1]]
             if op[0] == "X":
                 scheduler.free(group, one)
@@ -158,9 +159,6 @@ class GroupReplay:
     def _wanted(self, request: Request, sample: int) -> int:
         outputs = self.outputs[request.index]
         return outputs[min(sample, len(outputs) - 1)]
-
-    def _is_beam(self, seq: Sequence) -> bool:
-        return self.by_number[self.number[seq]][0].is_beam
 
     def _id(self, group: Group) -> str:
         return self.ids[group.request.index]

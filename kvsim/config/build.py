@@ -18,6 +18,7 @@ from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.rules import LATEST, RULES
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
+from kvsim.sim.beams import BeamSurvival
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Route, least_outstanding, round_robin
 from kvsim.sim.run import Engine
@@ -31,9 +32,11 @@ def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
     config = experiment.engine
     assert config.step_time is not None and config.max_model_len is not None
     latency = Linear(**config.step_time.model_dump())
+    beam = experiment.workload.beam
+    survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)
     return Engine(
         make_kv=partial(_kv, experiment, workload),
-        make_executor=partial(SimulatedExecutor, latency),
+        make_executor=partial(SimulatedExecutor, latency, survival=survival),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -52,10 +55,13 @@ def build_route(config: models.Replicas) -> Route:
 
 def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
     """The workload; paths in it start from `folder`. Raises TraceError."""
-    config = experiment.workload
-    if config.kind == "synthetic":
-        return _synthetic(config, experiment.seed, folder)
-    return _trace(config, experiment.seed, folder)
+    config, seed = experiment.workload, experiment.seed
+    is_drawn = config.kind == "synthetic"
+    workload = _synthetic(config, seed, folder) if is_drawn else _trace(config, seed, folder)
+    if config.beam is None:
+        return workload
+    width = np.full(len(workload), config.beam.width, np.int64)
+    return replace(workload, num_samples=width, is_beam=True)
 
 
 def _paper_era(experiment: models.Experiment) -> PaperEra | None:

@@ -265,6 +265,7 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
         slots = engine_presets()[engine.preset]["num_blocks"] * PRESET_BLOCK_SIZE
         if experiment.kv.block_size > slots:
             found.append((("kv", "block_size"), f"larger than the preset's pool of {slots} tokens"))
+    found += _beam_faults(experiment)
     budget, path = engine.max_num_batched_tokens, ("engine", "max_num_batched_tokens")
     if engine.batching == "static":
         if policy.kind != "contiguous":
@@ -303,6 +304,25 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
                 "or a longer prompt could never be scheduled",
             )
         )
+    return found
+
+
+def _beam_faults(experiment: Experiment) -> list[tuple[KeyPath, str]]:
+    """Beams need groups that fork, and take the place of parallel answers."""
+    workload, found = experiment.workload, []
+    if workload.beam is None:
+        return found
+    for value, allowed, path in (
+        (experiment.engine.rules, PAPER_ERA, ("engine", "rules")),
+        (experiment.kv.policy.kind, ("paged_sharing",), ("kv", "policy", "kind")),
+    ):
+        if value not in allowed:
+            near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)[0]
+            text = f"{value!r} is not one of {', '.join(allowed)}, which workload.beam needs"
+            found.append((path, f"{text}; nearest is {near!r}"))
+    if (workload.num_samples or 1) > 1:
+        text = f"{workload.num_samples} is not 1, which workload.beam needs: it gives the width"
+        found.append((("workload", "num_samples"), text))
     return found
 
 

@@ -235,6 +235,14 @@ class Prefixes(Model):
     zipf_exponent: Annotated[float, Field(ge=0, le=10)] = 0.0
 
 
+class Beam(Model):
+    """Beam search with `width` beams to a request, in the place of parallel answers. After each
+    step each beam is dropped with `refork_probability`, and forks anew from one of those kept."""
+
+    width: Annotated[int, Field(ge=1, le=1024)]
+    refork_probability: Annotated[float, Field(ge=0, le=1)]
+
+
 NumSamples = Annotated[int, Field(ge=1, le=1024, description="parallel answers of a request")]
 NumRequests = Annotated[int, Field(ge=1, le=100_000_000)]
 
@@ -250,6 +258,7 @@ class SyntheticWorkload(Model):
     prefixes: Prefixes | None = None
     sessions: Sessions | None = None
     num_samples: NumSamples = 1
+    beam: Beam | None = None
 
     @model_validator(mode="after")
     def _one_size(self) -> SyntheticWorkload:
@@ -266,7 +275,8 @@ class SyntheticWorkload(Model):
 class TraceWorkload(Model):
     """The requests of a trace file, at its own times (`speed` times as fast, think times too) or,
     with `arrivals`, at drawn ones. sessions: `closed` lets a turn wait for the answer before it,
-    `open` comes at its own time stamp; the format's own way unless set."""
+    `open` comes at its own time stamp; the format's own way unless set. num_samples and beam go
+    before what the trace says."""
 
     kind: Literal["trace"]
     path: FilePath
@@ -280,6 +290,7 @@ class TraceWorkload(Model):
         | None
     ) = None
     num_samples: NumSamples | None = None
+    beam: Beam | None = None
     limit: NumRequests | None = None
     skip_bad_rows: bool = False
     sort: bool = False

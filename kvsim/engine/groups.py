@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.host import HostPool
 from kvsim.engine.kv.paged import Paged
-from kvsim.engine.plan import KV_MEMORY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, StepPlan, Work
+from kvsim.engine.plan import KV_MEMORY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Fork, StepPlan, Work
 from kvsim.engine.request import Request, Sequence, State
 from kvsim.engine.scheduler import Commit
 
@@ -29,14 +29,14 @@ class Group:
 
     request: Request
     order: int  # of arrival
-    is_beam: bool = False
     seqs: list[Sequence] = field(default_factory=list)  # unfinished, in order of their ids
 
     @property
     def live(self) -> int:
         """Sequences that it may run at once from here on (max_num_seqs counts them)."""
-        width = self.request.num_samples
-        return width if self.is_beam or self.seqs[0].width > 1 else len(self.seqs)
+        request = self.request
+        is_whole = request.is_beam or self.seqs[0].width > 1
+        return request.num_samples if is_whole else len(self.seqs)
 
 
 class GroupScheduler:
@@ -77,6 +77,7 @@ class GroupScheduler:
         self.swapped_in: list[Group] = []  # by the last plan
         self.num_submitted = 0
         self.is_prompt_step = False
+        self.num_reforks = 0  # beams dropped for others
         self.ops: list[
             tuple[Sequence, Sequence | None]
         ] = []  # forks (parent, child), frees (, None)
@@ -111,9 +112,9 @@ class GroupScheduler:
             and blocks + self.watermark_blocks <= self.kv.num_blocks
         )
 
-    def submit(self, seq: Sequence, *, is_beam: bool = False) -> Group:
-        """Queue a prompt; `seq.width` answers will fork from it."""
-        group = Group(seq.request, self.num_submitted, is_beam, [seq])
+    def submit(self, seq: Sequence) -> Group:
+        """Queue a prompt; `seq.width` answers or beams will fork from it."""
+        group = Group(seq.request, self.num_submitted, [seq])
         self.num_submitted += 1
         self.waiting.append(group)
         return group
@@ -144,12 +145,14 @@ class GroupScheduler:
         plan: StepPlan,
         num_steps: int,
         finished: list[Sequence],
+        forks: list[Fork] | tuple[()] = (),
         stillborn: frozenset[tuple[int, int]] | None = None,
     ) -> Commit:
         """Take over that the plan ran and that `finished` made their last token with it: answers
-        fork where a prompt was computed, then the finished ones give their blocks back. A sample
-        that is complete with its first token, (request index, sample) in `stillborn`, never forks;
-        None: the answers of a request are equally long, and end with their prompt or not at all.
+        and beams fork where a prompt was computed, the beams that `forks` drops begin anew, then
+        the finished ones give their blocks back. A sample that is complete with its first token,
+        (request index, sample) in `stillborn`, never forks; None: the answers of a request are
+        equally long, and end with their prompt or not at all.
         """
         assert num_steps == 1, "steady_steps allows one"
         forked: list[Sequence] = []
@@ -157,9 +160,12 @@ class GroupScheduler:
         for seq, start, num_new in plan.work:
             seq.num_computed = start + num_new
             seq.num_tokens += 1
+        if forks:
+            self.kv.refork(forks)
+            self.num_reforks += len(forks)
         for group in [*self.running]:
             parent = group.seqs[0]
-            if parent.width > 1 and not group.is_beam:
+            if parent.width > 1:
                 if stillborn is None and parent not in finished:
                     forked += self._fork(group, frozenset())
                 elif stillborn is not None:

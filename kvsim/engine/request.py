@@ -39,13 +39,14 @@ class Request(NamedTuple):
     """What a user asked. It holds no answer length: nothing that schedules may know it.
 
     `index` is the row of the workload and `prompt` its text as merged spans, `num_samples` the
-    parallel answers wanted.
+    parallel answers wanted, or the beams of a beam search (`is_beam`).
     """
 
     index: int
     prompt: tuple[Span, ...]
     prompt_tokens: int
     num_samples: int = 1
+    is_beam: bool = False
 
 
 class State(Enum):

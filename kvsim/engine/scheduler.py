@@ -14,6 +14,7 @@ from kvsim.engine.plan import (
     KV_MEMORY,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    Fork,
     StepPlan,
     Work,
 )
@@ -41,6 +42,7 @@ class Scheduler:
     """
 
     num_swapped_out = num_swapped_in = 0  # blocks: V1 does not swap
+    num_reforks = 0  # and its engine core knows no beams
 
     def __init__(
         self,
@@ -215,8 +217,15 @@ class Scheduler:
             return 1
         return self.kv.headroom(plan.decodes, LONGEST_PROMISE)
 
-    def commit(self, plan: StepPlan, num_steps: int, finished: list[Sequence]) -> Commit:
+    def commit(
+        self,
+        plan: StepPlan,
+        num_steps: int,
+        finished: list[Sequence],
+        forks: list[Fork] | tuple[()] = (),
+    ) -> Commit:
         """Take over that num_steps steps of the plan ran and `finished` ended with the last."""
+        assert not forks, "no request of these rules has beams"
         decodes = self.decodes
         forked: list[Sequence] = []
         taken = self.kv.repeat(decodes, num_steps) if num_steps > 1 else []

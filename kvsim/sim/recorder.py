@@ -77,6 +77,7 @@ class ReplicaLog:
     num_forked_blocks: int
     num_swapped_out: int  # blocks
     num_swapped_in: int
+    num_reforks: int  # beams dropped for others
 
 
 class Recorder:
@@ -188,6 +189,7 @@ class Recorder:
             kv.num_forked_blocks,
             scheduler.num_swapped_out,
             scheduler.num_swapped_in,
+            scheduler.num_reforks,
         )
 
     def _emit_from(self, seq: Sequence, step: int) -> None:

@@ -51,7 +51,11 @@ DEFINITIONS = {
     "hit_tokens": "prompt tokens found in the prefix cache at first admission",
     "hit_share": "hit tokens / prompt tokens asked for",
     "resumed_hit_tokens": "tokens that preempted requests found in it when they came back",
-    "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
+    "beams_reforked": "beams dropped for others. The prompt forks into workload.beam.width beams; "
+    "after each later step but the last each beam is dropped with refork_probability, "
+    "independently, and forks anew from one of those kept, drawn uniformly (at least one is kept)",
+    "blocks_shared_at_forks": "block table entries that answers and beams took over as they forked "
+    "(of a beam dropped for another, those in which the two differed)",
     "copies_made": "blocks copied on write",
     "copies_avoided": "blocks_shared_at_forks - copies_made",
     "swapped_out_blocks": "blocks moved to the host by preemptions (the move takes no time yet)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.hash_chain import HashChain
 from kvsim.engine.kv.policy import KVUsage
 from kvsim.engine.kv.pool import BlockPool
-from kvsim.engine.plan import COPY, BlockMove
+from kvsim.engine.plan import COPY, BlockMove, Fork
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.rules import LATEST, Rules
 
@@ -109,6 +111,19 @@ class Paged:
         self._overlap += parent.num_computed
         self.num_forked_blocks += len(parent.blocks)
 
+    def refork(self, forks: Iterable[Fork]) -> None:
+        """Let each child, a beam of parent's request and as long as it, drop its block table for a
+        copy of parent's. All references are taken before any is given back, so what a child
+        shared with its parent stays as it is; only the entries that change count as shared."""
+        dropped = []
+        for parent, child in forks:
+            pairs = zip(parent.blocks, child.blocks, strict=True)
+            self.num_forked_blocks -= sum(new == old for new, old in pairs)
+            dropped.append((child, child.blocks))
+            self.fork(parent, child)
+        for child, blocks in dropped:
+            self._give_back(child, blocks)
+
     def share_again(self, numbers: list[int], seq: Sequence) -> None:
         """Sharing that a swap has kept: seq is one more holder of its blocks with these numbers."""
         for number in numbers:
@@ -117,7 +132,7 @@ class Paged:
 
     def release(self, seq: Sequence) -> None:
         """Give back seq's blocks; those with a key stay findable until they are reused."""
-        self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
+        self._give_back(seq, seq.blocks)
         seq.blocks = []
         seq.num_sealed = 0
 
@@ -208,10 +223,13 @@ class Paged:
         """Tokens of seq in its block of this number."""
         return min(max(seq.num_computed - number * self.block_size, 0), self.block_size)
 
-    def _unshared(self, seq: Sequence) -> list[int]:
+    def _give_back(self, seq: Sequence, blocks: list[int]) -> None:
+        self.pool.give(self._unshared(seq, blocks) if self.pool.shared else blocks)
+
+    def _unshared(self, seq: Sequence, blocks: list[int]) -> list[int]:
         """Drop seq's references to shared blocks; the blocks that only seq held, in order."""
         mine = []
-        for number, block in enumerate(seq.blocks):
+        for number, block in enumerate(blocks):
             if self.pool.drop_shared(block):
                 self._overlap -= self._filled(seq, number)
             else:
