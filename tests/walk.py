@@ -36,10 +36,13 @@ def walk(scheduler: GroupScheduler, executor: Executor) -> Iterator[StepPlan]:
 
 
 def assert_books_balance(scheduler: GroupScheduler) -> None:
-    """Free and shared blocks, host blocks and tokens are what the block tables say."""
+    """Free and shared blocks, host blocks and tokens are what the block tables and the registered
+    prefixes say."""
     kv, seqs = scheduler.kv, scheduler.unfinished()
-    size, filled = kv.block_size, Counter()
-    holders = Counter(block for seq in seqs for block in seq.blocks)
+    size = kv.block_size
+    filled = Counter(dict.fromkeys(kv.registered_blocks, size))
+    holders = Counter(kv.registered_blocks)
+    holders.update(block for seq in seqs for block in seq.blocks)
     for seq in seqs:
         for number, block in enumerate(seq.blocks):
             inside = min(max(seq.num_computed - number * size, 0), size)
@@ -49,4 +52,5 @@ def assert_books_balance(scheduler: GroupScheduler) -> None:
     assert scheduler.host.num_used == len({block for seq in seqs for block in seq.host_blocks})
     usage = kv.usage()
     assert usage.held == len(holders) * size
-    assert scheduler.num_computed_tokens - usage.overlap == filled.total()
+    held = scheduler.num_computed_tokens - usage.overlap + kv.registered_tokens
+    assert held == filled.total()

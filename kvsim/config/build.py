@@ -24,6 +24,7 @@ from kvsim.sim.feed import Route, least_outstanding, round_robin
 from kvsim.sim.run import Engine
 from kvsim.workload import arrivals, discrete, lengths, presets, sessions, synthetic, turns
 from kvsim.workload.chance import rng
+from kvsim.workload.prefixes import shared_prefixes
 from kvsim.workload.traces import ReadOptions, read_trace
 from kvsim.workload.workload import Workload
 
@@ -31,11 +32,14 @@ from kvsim.workload.workload import Workload
 def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
     config = experiment.engine
     assert config.step_time is not None and config.max_model_len is not None
+    make_kv = partial(_kv, experiment, workload)
+    if getattr(experiment.kv.policy, "registered_prefixes", False):
+        make_kv = partial(make_kv, registered=_registered(experiment, workload))
     latency = Linear(**config.step_time.model_dump())
     beam = experiment.workload.beam
     survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)
     return Engine(
-        make_kv=partial(_kv, experiment, workload),
+        make_kv=make_kv,
         make_executor=partial(SimulatedExecutor, latency, survival=survival),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
@@ -72,7 +76,21 @@ def _paper_era(experiment: models.Experiment) -> PaperEra | None:
     return PaperEra(kv.num_host_blocks, kv.policy.watermark, mixes_prompts=rules == "paper")
 
 
-def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
+def _registered(experiment: models.Experiment, workload: Workload) -> dict[int, int]:
+    """Full blocks of every shared prefix, by its stream."""
+    size, num_blocks = experiment.kv.block_size, experiment.kv.num_blocks
+    prefixes = {stream: n // size for stream, n in shared_prefixes(workload).items() if n >= size}
+    if (total := sum(prefixes.values())) > num_blocks:
+        raise UserError(
+            f"kv.policy.registered_prefixes: {len(prefixes):,} prefixes of {total:,} blocks do not "
+            f"fit into kv.num_blocks ({num_blocks:,})"
+        )
+    return prefixes
+
+
+def _kv(
+    experiment: models.Experiment, workload: Workload, registered: dict[int, int] | None = None
+) -> KVCachePolicy:
     config, max_model_len = experiment.kv, experiment.engine.max_model_len
     policy, num_blocks, size = config.policy, config.num_blocks, config.block_size
     assert num_blocks is not None and max_model_len is not None
@@ -85,6 +103,7 @@ def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
             prefix_caching=shares and policy.prefix_caching,
             watermark=policy.watermark,
             rules=RULES.get(experiment.engine.rules, LATEST),
+            registered=registered,
         )
     limit = policy.reserve_tokens or max_model_len
     outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []

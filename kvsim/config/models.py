@@ -77,14 +77,17 @@ class Paged(Model):
 
 
 class PagedSharing(Model):
-    """Blocks on demand, shared: parallel answers fork with copy-on-write, and with
-    prefix_caching full blocks are found again by their tokens."""
+    """Blocks on demand, shared: parallel answers and beams fork with copy-on-write, and with
+    prefix_caching full blocks are found again by their tokens. With registered_prefixes (rules
+    vllm-0.2 and paper) the full blocks of every prefix that the prompts of two sessions at least
+    begin with are in the pool for the whole run, and are computed by none of them."""
 
     kind: Literal["paged_sharing"]
     watermark: Share = 0.0
     prefix_caching: Annotated[
         bool | None, Field(description="on unless the rules are older than prefix caching")
     ] = None
+    registered_prefixes: bool = False
 
 
 Policy = Annotated[Contiguous | Paged | PagedSharing, Field(discriminator="kind")]

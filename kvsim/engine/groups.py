@@ -105,11 +105,11 @@ class GroupScheduler:
     def fits(self, request: Request, num_tokens: int) -> bool:
         """Whether a request that grows to num_tokens could ever be served: its answers together,
         a free block for each, above the watermark. (0.2.0 itself waits for ever.)"""
-        num_samples = request.num_samples
-        blocks = num_samples * (-(-(num_tokens - 1) // self.kv.block_size) + 1)
+        kv, num_samples = self.kv, request.num_samples
+        own = -(-(num_tokens - 1) // kv.block_size) - len(kv.registered(request))
+        num_blocks = len(kv.registered_blocks) + num_samples * (own + 1)
         return (
-            num_samples <= self.max_num_seqs
-            and blocks + self.watermark_blocks <= self.kv.num_blocks
+            num_samples <= self.max_num_seqs and num_blocks + self.watermark_blocks <= kv.num_blocks
         )
 
     def submit(self, seq: Sequence) -> Group:
@@ -194,7 +194,7 @@ class GroupScheduler:
 
     def _admit(self, plan: StepPlan) -> bool:
         """Prompts from the head of the queue, whole; whether anything came of it."""
-        num_before = len(plan.work)
+        kv, num_before = self.kv, len(plan.work)
         seats = sum(group.live for group in self.running)
         budget = self.max_num_batched_tokens - sum(work.num_new for work in plan.work)
         while self.waiting:
@@ -203,25 +203,40 @@ class GroupScheduler:
             if seq.num_tokens > self.longest:
                 self.ignored.append(self.waiting.popleft())
                 continue
-            needed = -(-seq.num_tokens // self.kv.block_size)
-            if self.kv.pool.num_free - needed < self.watermark_blocks:
+            hit = kv.match(seq)
+            needed = -(-seq.num_tokens // kv.block_size) - len(hit)
+            num_hit = len(hit) * kv.block_size
+            num_new = seq.num_tokens - num_hit
+            if kv.pool.num_free - needed < self.watermark_blocks:
                 plan.limit = KV_MEMORY
                 break
-            if seq.num_tokens > budget:
+            if num_new > budget:
                 plan.limit = MAX_NUM_BATCHED_TOKENS
                 break
             if seats + group.live > self.max_num_seqs:
                 plan.limit = MAX_NUM_SEQS
                 break
             self.waiting.popleft()
-            seq.blocks = self.kv.pool.take(needed)
-            seq.state = State.RUNNING
-            budget -= seq.num_tokens
+            moves = kv.admit(seq, hit, num_new, is_alone=True)
+            assert moves == [], "the pool was asked, and a prompt copies nothing"
+            self._run(group, num_hit)
+            budget -= num_new
             seats += group.live
-            self.running.append(group)
-            plan.work.append(Work(seq, 0, seq.num_tokens))
+            plan.work.append(Work(seq, num_hit, num_new))
             plan.admitted.append(seq)
         return len(plan.work) > num_before or bool(self.ignored)
+
+    def _run(self, group: Group, num_hit: int) -> None:
+        (seq,) = group.seqs
+        self.running.append(group)
+        seq.state = State.RUNNING
+        seq.num_computed = num_hit
+        if seq.num_preemptions:
+            seq.num_resumed_hit += num_hit
+        else:
+            seq.num_hit = num_hit
+        seq.num_recomputed += max(seq.num_lost - num_hit, 0)
+        seq.num_lost = 0
 
     def _continue_running(self, plan: StepPlan) -> None:
         """Slots for the running groups, oldest first, at the expense of the newest; then the
@@ -272,7 +287,7 @@ class GroupScheduler:
         if group.live == 1 and not self.always_swaps:
             (seq,) = group.seqs
             self.kv.release(seq)
-            seq.num_recomputed += seq.num_computed
+            seq.num_lost = seq.num_computed
             seq.num_computed = 0
             seq.state = State.WAITING
             self.waiting.appendleft(group)

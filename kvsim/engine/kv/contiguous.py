@@ -41,6 +41,7 @@ class Contiguous:
     reserves = True
     num_forked_blocks = 0
     num_copies = 0
+    registered_tokens = 0
     blocks_for_good = True
 
     def __init__(

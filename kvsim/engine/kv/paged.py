@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.hash_chain import HashChain
@@ -20,7 +21,9 @@ class Paged:
     With `can_fork` parallel answers share their prompt's blocks, and a writer to a shared block
     takes a copy (section 4.4). With `prefix_caching` full blocks are found again by their tokens.
     Admission asks for room for all known tokens, and leaves `watermark` of the pool free unless
-    nothing else runs (vLLM V1: full-sequence admission and watermark).
+    nothing else runs (vLLM V1: full-sequence admission and watermark). `registered` prefixes, so
+    many whole blocks of a token stream, are there from the start and never go; prompts that begin
+    with them share them (section 4.4).
     """
 
     reserves = False
@@ -35,6 +38,7 @@ class Paged:
         prefix_caching: bool = False,
         watermark: float = 0.0,
         rules: Rules = LATEST,
+        registered: dict[int, int] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -43,6 +47,11 @@ class Paged:
         self.num_copies = 0  # blocks copied on write
         self._index = HashChain(block_size) if prefix_caching else None
         self.pool = BlockPool(num_blocks, self._index, rules)
+        self._registered = {
+            stream: self.pool.take(count) for stream, count in (registered or {}).items()
+        }
+        self.registered_blocks = frozenset(chain.from_iterable(self._registered.values()))
+        self.registered_tokens = len(self.registered_blocks) * block_size
         self._reserves_full_prompt = rules.reserves_full_prompt
         self._watermark_blocks = int(watermark * num_blocks)
         self._overlap = 0
@@ -55,7 +64,16 @@ class Paged:
         return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
     def match(self, seq: Sequence) -> list[int]:
-        return self._index.match(seq) if self._index is not None else []
+        return self._index.match(seq) if self._index is not None else self.registered(seq.request)
+
+    def registered(self, request: Request) -> list[int]:
+        """Blocks of the registered prefix that a prompt begins with; one token of the prompt at
+        least is left to compute."""
+        if not self._registered:
+            return []
+        head = request.prompt[0]
+        tokens = min(head.length, request.prompt_tokens - 1) if head.start == 0 else 0
+        return self._registered.get(head.stream, [])[: tokens // self.block_size]
 
     def admit(
         self, seq: Sequence, hit: list[int], num_new: int, *, is_alone: bool

@@ -39,6 +39,7 @@ class KVCachePolicy(Protocol):
     reserves: bool  # holds slots for tokens still to come: contiguous policies
     num_forked_blocks: int  # block table entries that forks share, counted at each fork
     num_copies: int  # blocks copied on write
+    registered_tokens: int  # held all along, by prefixes that were registered in advance
     blocks_for_good: bool  # an admission refused stays refused while others only decode
     max_tokens: int | None  # a sequence that reaches them has outgrown what it was given, and ends
 
