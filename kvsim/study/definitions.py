@@ -57,10 +57,11 @@ DEFINITIONS = {
     "independently, and forks anew from one of those kept, drawn uniformly (at least one is kept)",
     "blocks_shared_at_forks": "block table entries that answers and beams took over as they forked "
     "(of a beam dropped for another, those in which the two differed)",
-    "copies_made": "blocks copied on write",
+    "copies_made": "blocks copied on write; each makes its step longer by copy_block_us",
     "copies_avoided": "blocks_shared_at_forks - copies_made",
-    "swapped_out_blocks": "blocks moved to the host by preemptions (the move takes no time yet)",
-    "swapped_in_blocks": "blocks moved back",
+    "swapped_out_blocks": "blocks moved to the host by preemptions; each makes its step longer by "
+    "engine.step_time.swap_out_block_us",
+    "swapped_in_blocks": "blocks moved back; each makes its step longer by swap_in_block_us",
     "sharing_saving": "1 - slots holding tokens / tokens of running sequences (mean over the time "
     "with work; below 0 where registered prefixes cost more than they save)",
     "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
