@@ -52,7 +52,8 @@ class GroupReplay:
             row["sched"] = [[self._name(work.seq), work.num_new] for work in plan.work]
         else:
             row["sched"] = [[self._id(group), len(group.seqs)] for group in scheduler.running]
-        row["batched"] = sum(work.num_new for work in plan.work)
+        num_standing = plan.decodes.num_seqs - plan.num_joining
+        row["batched"] = sum(work.num_new for work in plan.work) + num_standing
         self._say_memory(plan, row)
         self._commit(plan, told, row)
         return row
@@ -103,8 +104,9 @@ class GroupReplay:
         scheduler = self.scheduler
         groups = [*scheduler.running]
         width_of = {work.seq: work.seq.width for work in plan.work}
-        works = [work for work in plan.work if not work.seq.request.is_beam]
-        finished = [work.seq for work in works if self._is_last(work.seq)]
+        scheduler.unfinished()  # brings the counts of decodes up to now
+        making = dict.fromkeys([*(work.seq for work in plan.work), *plan.decodes.members()])
+        finished = [seq for seq in making if not seq.request.is_beam and self._is_last(seq)]
         firsts = [work.seq for work in plan.work if width_of[work.seq] > 1]
         stillborn = frozenset(
             (seq.request.index, sample)

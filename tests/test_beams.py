@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from kvsim.engine.batching import CONTINUOUS
 from kvsim.engine.groups import GroupScheduler, PaperEra
 from kvsim.engine.kv.host import HostPool
 from kvsim.engine.kv.paged import Paged
+from kvsim.engine.plan import load_of
 from kvsim.engine.request import Sequence
 from kvsim.latency.model import Linear
 from kvsim.sim.beams import BeamSurvival
@@ -34,7 +34,9 @@ def run_of(
 ) -> Run:
     engine = Engine(
         make_kv=lambda: Paged(num_blocks, block_size, can_fork=True),
-        make_executor=partial(SimulatedExecutor, LATENCY, survival=BeamSurvival(7, probability)),
+        make_executor=lambda outputs: SimulatedExecutor(
+            LATENCY, outputs, BeamSurvival(7, probability)
+        ),
         batching=CONTINUOUS,
         max_model_len=200,
         max_num_seqs=32,
@@ -156,7 +158,7 @@ def test_the_books_balance_at_every_step_while_beams_are_swapped(data):
     submit(scheduler, fit)
     probability = data.draw(st.sampled_from((0.1, 0.5, 1.0)))
     executor = SimulatedExecutor(LATENCY, outputs, BeamSurvival(0, probability))
-    made = sum(len(plan.work) for plan in walk(scheduler, executor))
+    made = sum(load_of(plan)[1] for plan in walk(scheduler, executor))
     assert made >= sum(outputs[request.index] for request in fit)
     assert scheduler.kv.pool.num_free == scheduler.kv.num_blocks
     assert scheduler.kv.usage().overlap == 0 and not scheduler.kv.pool.shared

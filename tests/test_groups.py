@@ -11,7 +11,7 @@ from kvsim.engine.batching import CONTINUOUS
 from kvsim.engine.groups import GroupScheduler, PaperEra
 from kvsim.engine.kv.host import HostFull, HostPool
 from kvsim.engine.kv.paged import Paged
-from kvsim.engine.plan import COPY, SWAP_OUT, BlockMove
+from kvsim.engine.plan import COPY, SWAP_OUT, BlockMove, StepPlan
 from kvsim.engine.request import Request, Sequence, Span, State
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
@@ -108,17 +108,16 @@ def test_a_group_is_swapped_whole_and_keeps_its_sharing():
     scheduler = scheduler_of(8, 8)
     start(scheduler, 0, 8, 1)
     parent = start(scheduler, 1, 6, 2)
-    scheduler.commit(scheduler.plan(), 1, [])
-    scheduler.commit(scheduler.plan(), 1, [])
+    for _ in range(3):
+        scheduler.commit(scheduler.plan(), 1, [])
     group = scheduler.running[-1]
     assert [len(seq.blocks) for seq in group.seqs] == [2, 2]
     assert len({block for seq in group.seqs for block in seq.blocks}) == 3
-    plan = scheduler.plan()
+    plan = StepPlan(scheduler.decodes, 64)
     scheduler._preempt(scheduler.running.pop(), plan)
     assert scheduler.host.num_used == 3
     assert all(seq.state is State.SWAPPED for seq in group.seqs)
-    assert parent.num_computed == 7
-    scheduler.commit(plan, 1, [])
+    assert parent.num_computed == 8
     assert scheduler.plan().admitted == group.seqs
     assert scheduler.host.num_used == 0
     assert len({block for seq in group.seqs for block in seq.blocks[:2]}) == 3

@@ -36,11 +36,9 @@ def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
     if getattr(experiment.kv.policy, "registered_prefixes", False):
         make_kv = partial(make_kv, registered=_registered(experiment, workload))
     latency = Linear(**config.step_time.model_dump())
-    beam = experiment.workload.beam
-    survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)
     return Engine(
         make_kv=make_kv,
-        make_executor=partial(SimulatedExecutor, latency, survival=survival),
+        make_executor=partial(_executor, experiment, latency),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -66,6 +64,14 @@ def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
         return workload
     width = np.full(len(workload), config.beam.width, np.int64)
     return replace(workload, num_samples=width, is_beam=True)
+
+
+def _executor(
+    experiment: models.Experiment, latency: Linear, output_tokens: list[int]
+) -> SimulatedExecutor:
+    beam = experiment.workload.beam
+    survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)
+    return SimulatedExecutor(latency, output_tokens, survival)
 
 
 def _paper_era(experiment: models.Experiment) -> PaperEra | None:

@@ -175,8 +175,10 @@ class Paged:
         length = seq.num_tokens + clock - seq.joined_at
         self._index.seal(seq, length // self.block_size)
 
-    def headroom(self, decodes: DecodeSet, limit: int) -> int:
-        free, num_seqs, period = self.pool.num_free, decodes.num_seqs, self.block_size
+    def headroom(self, decodes: DecodeSet, limit: int, spare: int = 0) -> int:
+        free, num_seqs, period = self.pool.num_free - spare, decodes.num_seqs, self.block_size
+        if free < 0:
+            return 1
         if num_seqs * -(-(limit - 1) // period) <= free:
             return limit
         rounds = free // num_seqs  # in `period` steps every member takes one block
