@@ -73,7 +73,7 @@ class Sequence:
     num_tokens: int = 0
     num_computed: int = 0
     state: State = State.WAITING
-    order: int = -1  # position in the running batch: rises with every admission
+    order: int = -1  # position in the running batch: rises with every admission, or arrival
     joined_at: int = -1  # clock of the decode set when it joined; -1 outside of it
     num_lost: int = 0  # tokens whose KV the last preemption threw away
     num_preemptions: int = 0

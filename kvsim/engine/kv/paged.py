@@ -176,6 +176,8 @@ class Paged:
         self._index.seal(seq, length // self.block_size)
 
     def headroom(self, decodes: DecodeSet, limit: int, spare: int = 0) -> int:
+        """How often, up to `limit`, the step just granted can run, every repeat of it leaving
+        `spare` blocks free."""
         free, num_seqs, period = self.pool.num_free - spare, decodes.num_seqs, self.block_size
         if free < 0:
             return 1
