@@ -165,9 +165,16 @@ def golden(
     """Replay step-by-step runs of real schedulers; exit status 0 only if every value is equal."""
     from kvsim.golden import cases_in, compare, report
 
-    comparisons = [compare(case) for case in cases_in(folder)]
+    comparisons, faults = [], []
+    for case in cases_in(folder):
+        try:
+            comparisons.append(compare(case))
+        except UserError as error:
+            faults.append(str(error))
     for line in report(comparisons):
         print(line)
+    if faults:
+        raise UserError("\n".join(faults))
     if any(one.num_differences for one in comparisons):
         raise typer.Exit(1)
 
@@ -245,6 +252,8 @@ def generate(
     _refuse_existing(out, overwrite)
     source = read_source(file, sets or [])
     workload = build_workload(load(source), source.folder)
+    if workload.is_beam:
+        raise UserError(f"{file}: workload.beam: a trace holds no beams; leave it out")
     write_native(workload, out)
     print(f"{out}: {len(workload):,} requests written")
 

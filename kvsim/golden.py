@@ -1,32 +1,27 @@
 """Golden runs: what a real scheduler decided, step by step, beside what kvsim's decides.
 
-A case is a folder: `trace.csv` (request_id; arrival_step or arrival_time in s; prompt_tokens;
-output_tokens; optional segments "label:length;..." for the head of the prompt, where `@id` quotes
-the answer of a request), `config.yaml` (engine arguments under vLLM's names; optional `engine`: a
-name in RULES) and `steps.jsonl` (one JSON object a step). The paper-era ones are in golden_groups.
+Cases are folders (golden_case); those of the paper's time are replayed in golden_groups.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.config import yaml_text
 from kvsim.engine.batching import CONTINUOUS
+from kvsim.engine.kv.host import HostFull
 from kvsim.engine.kv.paged import Paged
-from kvsim.engine.request import Request, Sequence, Span, answer_stream, merged
-from kvsim.engine.rules import LATEST, RULES, Admission
+from kvsim.engine.request import Sequence
+from kvsim.engine.rules import RULES, Admission
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import UserError
-from kvsim.golden_groups import GroupReplay, arrival_of
+from kvsim.golden_case import PAPER_ERA, Case, read_case
+from kvsim.golden_groups import GroupReplay
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 
 NO_TIME = Linear(base_ms=1, per_seq_ms=0, per_context_token_us=0, per_prompt_token_ms=0)
-SHARED_TEXT = 1 << 40  # labels of shared segments are streams from here on
 
 
 class Comparison(NamedTuple):
@@ -49,20 +44,16 @@ def cases_in(folder: Path) -> list[Path]:
     return cases
 
 
-def compare(case: Path) -> Comparison:
-    """Every column of every step. Raises UserError where the case cannot be read."""
-    try:
-        expected = [json.loads(line) for line in (case / "steps.jsonl").read_text().splitlines()]
-        config, _ = yaml_text.parse((case / "config.yaml").read_text())
-        with (case / "trace.csv").open(newline="") as file:
-            trace = list(csv.DictReader(file))
-        is_v0 = str(config.get("oracle", "v1")).startswith("v0")
-        replay = (GroupReplay if is_v0 else Replay)(config, trace)
-    except (OSError, ValueError, KeyError, yaml_text.YamlFault) as error:
-        raise UserError(f"{case}: not a golden run that kvsim can replay: {error}") from None
+def compare(folder: Path) -> Comparison:
+    """Every column of every step. Raises UserError where the case cannot be read or replayed."""
+    case = read_case(folder)
+    replay = (GroupReplay if case.config.rules in PAPER_ERA else Replay)(case)
     first, num_columns, num_differences = None, 0, 0
-    for told in expected:
-        row = replay.step(told)
+    for told in case.steps:
+        try:
+            row = replay.step(told)
+        except HostFull as error:
+            raise UserError(f"{folder}: step {told['step']}: num_cpu_blocks: {error}") from None
         told = {name: value for name, value in told.items() if name != "t"}
         if "tables" not in told:
             row.pop("tables", None)
@@ -72,46 +63,43 @@ def compare(case: Path) -> Comparison:
         num_differences += len(wrong)
         if wrong and first is None:
             first = told, row
-    return Comparison(case.name, len(expected), num_columns, num_differences, first)
+    return Comparison(case.name, len(case.steps), num_columns, num_differences, first)
 
 
 class Replay:
     """A case on kvsim's scheduler, one step at a time, in the golden columns."""
 
-    def __init__(self, config: dict, trace: list[dict]) -> None:
-        rules = RULES[config["engine"]] if "engine" in config else LATEST
-        if not config.get("scheduler_reserve_full_isl", True):
+    def __init__(self, case: Case) -> None:
+        config = case.config
+        rules = RULES[config.rules]
+        if not config.scheduler_reserve_full_isl:
             rules = rules._replace(admission=Admission.CHUNK)
         # vLLM keeps block 0 for itself, and takes its watermark of all blocks
-        usable = config["num_gpu_blocks"] - 1
+        watermark = config.watermark if rules.has_watermark and config.watermark else 0.0
         self.kv = Paged(
-            usable,
-            config["block_size"],
-            prefix_caching=config.get("enable_prefix_caching", False),
-            watermark=config.get("watermark", 0.0) * config["num_gpu_blocks"] / usable,
+            config.num_gpu_blocks - 1,
+            config.block_size,
+            prefix_caching=config.enable_prefix_caching,
+            watermark_blocks=int(watermark * config.num_gpu_blocks),
             rules=rules,
         )
         self.scheduler = Scheduler(
             self.kv,
             CONTINUOUS,
-            max_num_seqs=config["max_num_seqs"],
-            max_num_batched_tokens=config["max_num_batched_tokens"],
-            chunked_prefill=config.get("enable_chunked_prefill", True),
-            long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            chunked_prefill=config.enable_chunked_prefill,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
             rules=rules,
         )
-        limit = config.get("max_model_len")
-        outputs = [int(row["output_tokens"]) for row in trace]
-        if limit is not None:
-            room = [limit - int(row["prompt_tokens"]) for row in trace]
-            outputs = [min(wanted, left) for wanted, left in zip(outputs, room, strict=True)]
+        outputs = [0] * len(case.ids)
+        for request, _, (wanted, *_) in case.coming:
+            # an answer also stops where it reaches max_model_len, after one token at the earliest
+            room = config.max_model_len - request.prompt_tokens
+            outputs[request.index] = max(min(wanted, room), 1)
         self.executor = SimulatedExecutor(NO_TIME, outputs)
-        self.ids = [row["request_id"] for row in trace]
-        labels: dict[str, int] = {}
-        requests = [_request(number, row, self.ids, labels) for number, row in enumerate(trace)]
-        self.coming = sorted(
-            zip(map(arrival_of, trace), requests, strict=True), key=lambda pair: pair[0]
-        )
+        self.ids = case.ids
+        self.coming = [(asked.arrival, asked.request) for asked in case.coming]
 
     def step(self, told: dict) -> dict:
         now = told.get("t", told["step"])
@@ -170,23 +158,9 @@ class Replay:
         return self.ids[seq.request.index]
 
 
-def _request(index: int, row: dict, ids: list[str], labels: dict[str, int]) -> Request:
-    spans = []
-    for segment in filter(None, (row.get("segments") or "").split(";")):
-        label, length = segment.rsplit(":", 1)
-        if label.startswith("@"):
-            stream = answer_stream(ids.index(label[1:]))
-        else:
-            stream = SHARED_TEXT + labels.setdefault(label, len(labels))
-        spans.append(Span(stream, 0, int(length)))
-    prompt = int(row["prompt_tokens"])
-    spans.append(Span(index, 0, prompt - sum(span.length for span in spans)))
-    return Request(index, merged(tuple(spans)), prompt)
-
-
 def report(comparisons: list[Comparison]) -> Iterator[str]:
     """Lines of a table, and the first difference of each case that has one."""
-    width = max(len(one.name) for one in comparisons)
+    width = max((len(one.name) for one in comparisons), default=4)
     yield f"{'case':<{width}} {'steps':>7} {'values':>9} {'differences':>11}"
     for name, num_steps, num_columns, num_differences, _ in comparisons:
         yield f"{name:<{width}} {num_steps:>7,} {num_columns:>9,} {num_differences:>11,}"

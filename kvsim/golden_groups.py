@@ -1,8 +1,7 @@
-"""Golden runs of the paper-era scheduler (`oracle: v0.2.0`), replayed on GroupScheduler.
+"""Golden runs of the paper-era schedulers (vllm-0.2, paper), replayed on GroupScheduler.
 
-Beside the columns of later runs a trace has `n` (parallel answers; output_tokens may be "a|b|c",
-one each) and `beam`. Which beams survive is an input: `ops` names every fork ("F", parent, child)
-and free ("X", sequence) by number, and `arr_seq` the numbers of what arrives.
+Which beams survive is an input: `ops` names every fork ("F", parent, child) and free ("X",
+sequence) by number, and `arr_seq` the numbers of what arrives.
 """
 
 from __future__ import annotations
@@ -11,32 +10,36 @@ from kvsim.engine.groups import Group, GroupScheduler
 from kvsim.engine.kv.host import HostPool
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.plan import COPY, SWAP_IN, SWAP_OUT, StepPlan
-from kvsim.engine.request import Request, Sequence, Span, State
+from kvsim.engine.request import Request, Sequence, State
+from kvsim.errors import UserError
+from kvsim.golden_case import Case
 
-
-def arrival_of(row: dict) -> float:
-    return float(row["arrival_step"] if "arrival_step" in row else row["arrival_time"])
+WATERMARK = 0.01
 
 
 class GroupReplay:
     """A case, one step at a time, in the golden columns."""
 
-    def __init__(self, config: dict, trace: list[dict]) -> None:
-        num_blocks, self.longest = config["num_gpu_blocks"], config["max_model_len"]
-        self.kv = Paged(num_blocks, config["block_size"], can_fork=True)
-        self.host = HostPool(config["num_cpu_blocks"])
+    def __init__(self, case: Case) -> None:
+        config = case.config
+        num_blocks, self.longest = config.num_gpu_blocks, config.max_model_len
+        self.kv = Paged(num_blocks, config.block_size, can_fork=True)
+        self.host = HostPool(config.num_cpu_blocks)
+        watermark = WATERMARK if config.watermark is None else config.watermark
         self.scheduler = GroupScheduler(
             self.kv,
             self.host,
-            max_num_seqs=config.get("max_num_seqs", 256),
-            max_num_batched_tokens=config["max_num_batched_tokens"],
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.longest,
-            watermark_blocks=int(config.get("watermark", 0.01) * num_blocks),
-            always_swaps=config.get("preemption_mode") == "swap",
+            watermark_blocks=int(watermark * num_blocks),
+            always_swaps=config.preemption_mode == "swap",
+            mixes_prompts=config.rules == "paper",
         )
-        self.ids = [row["request_id"] for row in trace]
-        self.outputs = [list(map(int, row["output_tokens"].split("|"))) for row in trace]
-        self.coming = sorted(enumerate(trace), key=lambda pair: arrival_of(pair[1]))
+        self.ids = case.ids
+        self.outputs = {asked.request.index: asked.outputs for asked in case.coming}
+        self.coming = [*case.coming]
+        self.has_beams = any(asked.request.is_beam for asked in case.coming)
         self.number: dict[Sequence, int] = {}  # of every sequence there has been
         self.by_number: dict[int, tuple[Group, Sequence]] = {}
         self.next_number = 0
@@ -52,7 +55,8 @@ class GroupReplay:
             row["sched"] = [[self._name(work.seq), work.num_new] for work in plan.work]
         else:
             row["sched"] = [[self._id(group), len(group.seqs)] for group in scheduler.running]
-        row["batched"] = sum(work.num_new for work in plan.work)
+        num_standing = plan.decodes.num_seqs - plan.num_joining
+        row["batched"] = sum(work.num_new for work in plan.work) + num_standing
         self._say_memory(plan, row)
         self._commit(plan, told, row)
         return row
@@ -60,16 +64,15 @@ class GroupReplay:
     def _arrive(self, told: dict, row: dict) -> None:
         now = told.get("t", told["step"])
         numbers = iter(told.get("arr_seq", ()))
-        while self.coming and arrival_of(self.coming[0][1]) <= now:
-            index, one = self.coming.pop(0)
-            prompt, width = int(one["prompt_tokens"]), int(one["n"])
-            request = Request(index, (Span(index, 0, prompt),), prompt, width)
-            is_beam = one.get("beam") == "1"
-            seq = Sequence(request, num_tokens=prompt, width=width)
-            group = self.scheduler.submit(seq, is_beam=is_beam)
-            if is_beam:  # how many candidates took numbers before is the sampler's doing
-                self.next_number = next(numbers)
-            row.setdefault("arr", []).append(self.ids[index])
+        while self.coming and self.coming[0].arrival <= now:
+            request = self.coming.pop(0).request
+            # beams fork as `ops` says, and not of themselves
+            width = 1 if request.is_beam else request.num_samples
+            seq = Sequence(request, num_tokens=request.prompt_tokens, width=width)
+            group = self.scheduler.submit(seq)
+            if self.has_beams:  # how many candidates took numbers before is the sampler's doing
+                self.next_number = next(numbers, self.next_number)
+            row.setdefault("arr", []).append(self.ids[request.index])
             row.setdefault("arr_seq", []).append(self._enter(group, seq))
 
     def _say_memory(self, plan: StepPlan, row: dict) -> None:
@@ -102,44 +105,63 @@ class GroupReplay:
         scheduler = self.scheduler
         groups = [*scheduler.running]
         width_of = {work.seq: work.seq.width for work in plan.work}
-        finished = [w.seq for w in plan.work if self._is_last(w.seq) and not self._is_beam(w.seq)]
+        scheduler.unfinished()  # brings the counts of decodes up to now
+        making = dict.fromkeys([*(work.seq for work in plan.work), *plan.decodes.members()])
+        finished = [seq for seq in making if not seq.request.is_beam and self._is_last(seq)]
         firsts = [work.seq for work in plan.work if width_of[work.seq] > 1]
         stillborn = frozenset(
             (seq.request.index, sample)
             for seq in firsts
             for sample in range(seq.width - 1)
-            if self._wanted(seq.request, sample) == 1
+            if self._wanted(seq.request, sample) == 1 or seq.num_tokens + 1 > self.longest
         )
-        scheduler.commit(plan, 1, finished, stillborn)
+        scheduler.commit(plan, 1, finished, stillborn=stillborn)
+        forks = {}  # numbers go to samples in order, also to those that never fork
+        for seq in firsts:
+            forks[seq] = self.next_number
+            self.next_number += width_of[seq] - 1
+        own = [*scheduler.ops]
         ops: list[list] = []
-        base = {}
-        for seq in firsts:  # numbers go to samples in order, also to those that never fork
-            if not self._is_beam(seq):
-                base[seq] = self.next_number
-                self.next_number += width_of[seq] - 1
-        for one, child in scheduler.ops:
-            if child is None:
-                ops.append(["X", self.number[one]])
+        for op in told.get("ops", ()) if self.has_beams else ():
+            group, one = self._known(op, told)
+            if not group.request.is_beam:
+                if own and own[0][1] is not None and op[0] == "F":
+                    forks[own[0][0]] = op[2] - own[0][1].sample
+                if own:
+                    ops.append(self._did(*own.pop(0), forks))
             else:
-                self.number[child] = base[one] + child.sample
-                self.by_number[self.number[child]] = self.by_number[self.number[one]][0], child
-                ops.append(["F", self.number[one], self.number[child]])
-        for op in told.get("ops", ()) if any(group.is_beam for group in groups) else ():
-            group, one = self.by_number[op[1]]
-            if op[0] == "X":
-                scheduler.free(group, one)
-            else:
-                child = Sequence(one.request)
-                scheduler.fork(group, one, child)
-                self.number[child] = op[2]
-                self.by_number[op[2]] = group, child
-            ops.append(op)
+                self._obey(op, group, one)
+                ops.append(op)
+        ops += [self._did(*pair, forks) for pair in own]
         if ops:
             row["ops"] = ops
         gone = [group for group in groups if not group.seqs] + scheduler.ignored
         if gone:
             row["fin"] = [self._id(group) for group in gone]
         row["free_end"] = self.kv.pool.num_free
+
+    def _did(self, one: Sequence, child: Sequence | None, forks: dict[Sequence, int]) -> list:
+        """A fork or free of the scheduler's own, in numbers."""
+        if child is None:
+            return ["X", self.number[one]]
+        self.number[child] = forks[one] + child.sample
+        self.by_number[self.number[child]] = self.by_number[self.number[one]][0], child
+        return ["F", self.number[one], self.number[child]]
+
+    def _known(self, op: list, told: dict) -> tuple[Group, Sequence]:
+        if op[1] not in self.by_number:
+            raise UserError(f"steps.jsonl: step {told['step']}: ops: {op}: no such sequence")
+        return self.by_number[op[1]]
+
+    def _obey(self, op: list, group: Group, one: Sequence) -> None:
+        """A fork or free of beams, as told."""
+        if op[0] == "X":
+            self.scheduler.free(group, one)
+            return
+        child = Sequence(one.request)
+        self.scheduler.fork(group, one, child)
+        self.number[child] = op[2]
+        self.by_number[op[2]] = group, child
 
     def _enter(self, group: Group, seq: Sequence) -> int:
         number = self.next_number
@@ -158,9 +180,6 @@ class GroupReplay:
     def _wanted(self, request: Request, sample: int) -> int:
         outputs = self.outputs[request.index]
         return outputs[min(sample, len(outputs) - 1)]
-
-    def _is_beam(self, seq: Sequence) -> bool:
-        return self.by_number[self.number[seq]][0].is_beam
 
     def _id(self, group: Group) -> str:
         return self.ids[group.request.index]

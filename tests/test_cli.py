@@ -174,6 +174,22 @@ def test_help_prints_every_definition(kvsim):
         assert name in printed
 
 
+def test_beams_and_registered_prefixes_run_again_from_their_results(kvsim, tmp_path):
+    sets = (
+        "engine={preset: opt-13b/a100-40gb, rules: paper, chunked_prefill: false}",
+        "kv.policy={kind: paged_sharing, registered_prefixes: true}",
+        "workload.prefixes={prefix_tokens: [80]}",
+        "workload.beam={width: 3, refork_probability: 0.2}",
+    )
+    options = [part for one in sets for part in ("--set", one)]
+    kvsim("run", "x.yaml", *options, "--no-charts", "-o", "a")
+    kvsim("run", "a/config.yaml", "--no-charts", "-o", "b")
+    for name in ("summary.json", "requests.parquet", "steps.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    refused = kvsim("trace", "generate", "x.yaml", "t.csv", *options, status=1)
+    assert "workload.beam: a trace holds no beams" in refused.stderr
+
+
 def test_a_generated_trace_is_read_back_and_converted(kvsim, tmp_path):
     kvsim("trace", "generate", "x.yaml", "t.csv")
     inspected = json.loads(kvsim("trace", "inspect", "t.csv", "--json").stdout)

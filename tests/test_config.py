@@ -14,6 +14,7 @@ from kvsim.config.build import build_engine, build_workload
 from kvsim.config.loading import load, points_of, read_source, resolved_text
 from kvsim.engine.kv.paged import Paged
 from kvsim.errors import ConfigError
+from kvsim.study.runs import run_point
 
 VALID = """\
 engine: {preset: opt-13b/a100-40gb, max_num_batched_tokens: 2560, chunked_prefill: false}
@@ -99,6 +100,53 @@ def test_values_that_do_not_agree_are_named(write, change, said):
         VALID.replace(*change) if change[1] != "{}" else VALID.replace("  num_requests: 20\n", "")
     )
     assert any(said in fault for fault in faults_of(write(text)))
+
+
+PAPER = ["engine.rules=paper", "engine.max_num_seqs=64", "kv.policy={kind: paged_sharing}"]
+BEAM = "workload.beam={width: 4, refork_probability: 0.2}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "faults"),
+    [
+        (
+            [BEAM],
+            [
+                "engine.rules: 'vllm-0.33' is not one of vllm-0.2, paper, which workload.beam "
+                "needs; nearest is 'vllm-0.2'",
+                "kv.policy.kind: 'paged' is not one of paged_sharing, which workload.beam needs; "
+                "nearest is 'paged_sharing'",
+            ],
+        ),
+        (
+            [*PAPER, BEAM, "kv.policy={kind: contiguous, reserve: max}"],
+            [
+                "kv.policy.kind: 'contiguous' is not one of paged_sharing, which workload.beam "
+                "needs; nearest is 'paged_sharing'"
+            ],
+        ),
+        (
+            [*PAPER, BEAM, "workload.num_samples=2"],
+            [
+                "workload.num_samples: 2 is not 1, which workload.beam needs: it gives the width",
+            ],
+        ),
+        (
+            [*PAPER, "workload.beam={width: 4, refork_probability: 2.0}"],
+            ["workload.beam.refork_probability: 2.0: should be less than or equal to 1"],
+        ),
+    ],
+)
+def test_beams_go_with_the_papers_rules_and_blocks_that_fork(write, overrides, faults):
+    said = faults_of(write(VALID), overrides)
+    assert [fault.split(": ", 1)[1] for fault in said] == faults
+
+
+def test_beams_come_from_the_file_to_the_requests_and_their_survival(write, tmp_path):
+    source = read_source(write(VALID), [*PAPER, BEAM])
+    summary = run_point(source, tmp_path / "out")
+    assert summary["completed"] == 20 and summary["beams_reforked"] > 0
+    assert summary["batch_size_peak"] > 4
 
 
 @pytest.mark.parametrize(
@@ -188,7 +236,8 @@ KEYS = (
     "kv.policy", "kv.policy.kind", "kv.policy.watermark", "kv.num_blocks", "kv.block_size",
     "workload.kind", "workload.arrivals", "workload.arrivals.kind", "workload.lengths",
     "workload.lengths.kind", "workload.lengths.name", "workload.sessions", "workload.prefixes",
-    "workload.num_samples", "measure.stop_s", "slo.ttft_ms", "compare.x", "sweep.seed",
+    "workload.num_samples", "workload.beam", "workload.beam.width", "measure.stop_s",
+    "slo.ttft_ms", "compare.x", "sweep.seed",
 )  # fmt: skip
 
 

@@ -11,13 +11,14 @@ from kvsim.engine.batching import CONTINUOUS
 from kvsim.engine.groups import GroupScheduler, PaperEra
 from kvsim.engine.kv.host import HostFull, HostPool
 from kvsim.engine.kv.paged import Paged
+from kvsim.engine.plan import COPY, SWAP_OUT, BlockMove, StepPlan
 from kvsim.engine.request import Request, Sequence, Span, State
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Outcome, round_robin
 from kvsim.sim.run import Engine, simulate
-from kvsim.study.tables import SLOT_KINDS, expand
+from kvsim.study.tables import SLOT_KINDS, Run, expand
 from kvsim.workload.workload import columns
 
 LATENCY = Linear(base_ms=1, per_seq_ms=0, per_context_token_us=0, per_prompt_token_ms=0)
@@ -107,17 +108,16 @@ def test_a_group_is_swapped_whole_and_keeps_its_sharing():
     scheduler = scheduler_of(8, 8)
     start(scheduler, 0, 8, 1)
     parent = start(scheduler, 1, 6, 2)
-    scheduler.commit(scheduler.plan(), 1, [])
-    scheduler.commit(scheduler.plan(), 1, [])
+    for _ in range(3):
+        scheduler.commit(scheduler.plan(), 1, [])
     group = scheduler.running[-1]
     assert [len(seq.blocks) for seq in group.seqs] == [2, 2]
     assert len({block for seq in group.seqs for block in seq.blocks}) == 3
-    plan = scheduler.plan()
+    plan = StepPlan(scheduler.decodes, 64)
     scheduler._preempt(scheduler.running.pop(), plan)
     assert scheduler.host.num_used == 3
     assert all(seq.state is State.SWAPPED for seq in group.seqs)
-    assert parent.num_computed == 7
-    scheduler.commit(plan, 1, [])
+    assert parent.num_computed == 8
     assert scheduler.plan().admitted == group.seqs
     assert scheduler.host.num_used == 0
     assert len({block for seq in group.seqs for block in seq.blocks[:2]}) == 3
@@ -148,3 +148,44 @@ def test_swapping_out_more_than_the_host_holds_changes_nothing():
     with pytest.raises(HostFull):
         host.swap_out(kv, [seq])
     assert len(seq.blocks) == 2 and host.num_used == 0
+
+
+def busy(latency: Linear) -> tuple[Run, int, int]:
+    """Pairs of answers that swap: the run, its blocks moved each way, its copies."""
+    samples = np.full(4, 2)
+    workload = columns(np.zeros(4), np.full(4, 7), np.full(4, 16), num_samples=samples)
+    engine = Engine(
+        make_kv=lambda: Paged(20, 4, can_fork=True),
+        make_executor=lambda lengths: SimulatedExecutor(latency, lengths),
+        batching=CONTINUOUS,
+        max_model_len=48,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        chunked_prefill=False,
+        paper_era=PaperEra(1000, 0.0, False),
+    )
+    run = expand(simulate(workload, engine, route=round_robin()), "paper")
+    (log,) = run.log.replicas
+    assert log.num_swapped_out == log.num_swapped_in
+    return run, log.num_swapped_out, log.num_copies
+
+
+def test_a_step_lasts_longer_by_the_blocks_that_it_moves():
+    free, swapped, copied = busy(LATENCY)
+    assert swapped > 0 and copied > 0
+    assert set(np.diff(free.steps["end_ns"])) == {1_000_000}
+    timed = Linear(1, 0, 0, 0, swap_in_block_us=10.001, swap_out_block_us=3, copy_block_us=0.7)
+    slow, *moved = busy(timed)
+    assert moved == [swapped, copied]
+    longer = slow.steps["end_ns"] - slow.steps["start_ns"] - 1_000_000
+    assert longer.sum() == swapped * (10_001 + 3_000) + copied * 700
+    assert (longer > 0).sum() < len(longer)
+    in_places = [name for name in slow.steps if not name.endswith("_ns")]
+    assert all((slow.steps[name] == free.steps[name]).all() for name in in_places)
+
+
+def test_a_step_that_only_moves_takes_its_time():
+    moves = [BlockMove(SWAP_OUT, 1, 2), BlockMove(SWAP_OUT, 2, 3), BlockMove(COPY, 3, 4)]
+    latency = Linear(1, 0, 0, 0, swap_out_block_us=0.0004, copy_block_us=0.0001)
+    assert latency.step_ns(0, 0, 0, 0, 1, moves) == [1_000_001]  # rounded once, as a sum
+    assert latency.step_ns(0, 0, 0, 0, 1) == [1_000_000]

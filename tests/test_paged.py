@@ -232,7 +232,7 @@ def test_tails_are_reused_before_the_heads_that_they_hang_on():
 
 
 def test_the_watermark_holds_back_admissions_but_neither_growth_nor_who_is_alone():
-    kv = Paged(8, 4, watermark=0.25)
+    kv = Paged(8, 4, watermark_blocks=2)
     seq = Sequence(Request(0, (Span(0, 0, 28),), 28), num_tokens=28)
     assert kv.admit(seq, NO_HIT, 28, is_alone=False) is None
     assert kv.admit(seq, NO_HIT, 28, is_alone=True) is not None

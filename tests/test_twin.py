@@ -81,7 +81,7 @@ def policy_of(setup: Setup, output_tokens: list[int], rules: Rules) -> KVCachePo
             can_fork=setup.can_fork,
             prefix_caching=setup.prefix_caching,
             prefix_index={"hash_chain": HashChain, "radix": Radix}[setup.prefix_index],
-            watermark=setup.watermark,
+            watermark_blocks=int(setup.watermark * num_blocks),
             rules=rules,
         )
     limit = setup.reserve_tokens if setup.reserve == "fixed" else setup.max_model_len

@@ -20,11 +20,13 @@ from kvsim.engine.kv.radix import Radix
 from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
+from kvsim.sim.beams import BeamSurvival
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Route, least_outstanding, round_robin
 from kvsim.sim.run import Engine
 from kvsim.workload import arrivals, discrete, lengths, presets, sessions, synthetic, turns
 from kvsim.workload.chance import rng
+from kvsim.workload.prefixes import shared_prefixes
 from kvsim.workload.traces import ReadOptions, read_trace
 from kvsim.workload.workload import Workload
 
@@ -32,10 +34,13 @@ from kvsim.workload.workload import Workload
 def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
     config = experiment.engine
     assert config.step_time is not None and config.max_model_len is not None
+    make_kv = partial(_kv, experiment, workload)
+    if getattr(experiment.kv.policy, "registered_prefixes", False):
+        make_kv = partial(make_kv, registered=_registered(experiment, workload))
     latency = Linear(**config.step_time.model_dump())
     return Engine(
-        make_kv=partial(_kv, experiment, workload),
-        make_executor=partial(SimulatedExecutor, latency),
+        make_kv=make_kv,
+        make_executor=partial(_executor, experiment, latency),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -55,25 +60,36 @@ def build_route(config: models.Replicas) -> Route:
 
 def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
     """The workload; paths in it start from `folder`. Raises TraceError."""
-    config = experiment.workload
+    config, seed = experiment.workload, experiment.seed
     build = _synthetic if config.kind == "synthetic" else _trace
-    workload = build(config, experiment.seed, folder)
+    workload = build(config, seed, folder)
     n = len(workload)
     if config.max_tokens is not None:
         workload = replace(workload, max_tokens=np.full(n, config.max_tokens, np.int64))
     if config.priorities is not None:
         levels = [one.priority for one in config.priorities]
         shares = np.array([one.share for one in config.priorities])
-        drawn = rng(experiment.seed, "priorities").choice(levels, n, p=shares / shares.sum())
+        drawn = rng(seed, "priorities").choice(levels, n, p=shares / shares.sum())
         workload = replace(workload, priority=drawn.astype(np.int64))
+    if config.beam is not None:
+        width = np.full(n, config.beam.width, np.int64)
+        workload = replace(workload, num_samples=width, is_beam=True)
     return workload
+
+
+def _executor(
+    experiment: models.Experiment, latency: Linear, output_tokens: list[int]
+) -> SimulatedExecutor:
+    beam = experiment.workload.beam
+    survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)
+    return SimulatedExecutor(latency, output_tokens, survival)
 
 
 def _rules(config: models.Engine) -> Rules:
     rules = RULES.get(config.rules, LATEST)
-    return (
-        rules if config.admission is None else rules._replace(admission=Admission(config.admission))
-    )
+    if config.admission is None:
+        return rules
+    return rules._replace(admission=Admission(config.admission))
 
 
 def _paper_era(experiment: models.Experiment) -> PaperEra | None:
@@ -84,7 +100,21 @@ def _paper_era(experiment: models.Experiment) -> PaperEra | None:
     return PaperEra(kv.num_host_blocks, kv.policy.watermark, mixes_prompts=rules == "paper")
 
 
-def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
+def _registered(experiment: models.Experiment, workload: Workload) -> dict[int, int]:
+    """Full blocks of every shared prefix, by its stream."""
+    size, num_blocks = experiment.kv.block_size, experiment.kv.num_blocks
+    prefixes = {stream: n // size for stream, n in shared_prefixes(workload).items() if n >= size}
+    if (total := sum(prefixes.values())) > num_blocks:
+        raise UserError(
+            f"kv.policy.registered_prefixes: {len(prefixes):,} prefixes of {total:,} blocks do not "
+            f"fit into kv.num_blocks ({num_blocks:,})"
+        )
+    return prefixes
+
+
+def _kv(
+    experiment: models.Experiment, workload: Workload, registered: dict[int, int] | None = None
+) -> KVCachePolicy:
     config, max_model_len = experiment.kv, experiment.engine.max_model_len
     policy, num_blocks, size = config.policy, config.num_blocks, config.block_size
     assert num_blocks is not None and max_model_len is not None
@@ -97,8 +127,9 @@ def _kv(experiment: models.Experiment, workload: Workload) -> KVCachePolicy:
             can_fork=shares,
             prefix_caching=shares and policy.prefix_caching,
             prefix_index=indexes[policy.prefix_index] if shares else HashChain,
-            watermark=policy.watermark,
+            watermark_blocks=int(policy.watermark * num_blocks),
             rules=_rules(experiment.engine),
+            registered=registered,
         )
     limit = policy.reserve_tokens or max_model_len
     outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []

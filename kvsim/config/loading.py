@@ -272,6 +272,7 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
             found.append((path, text))
         elif not policy.prefix_caching:
             found.append((path, f"{policy.prefix_index} needs prefix_caching: true"))
+    found += _beam_faults(experiment) + _prefix_faults(experiment)
     budget, path = engine.max_num_batched_tokens, ("engine", "max_num_batched_tokens")
     if engine.batching == "static":
         if policy.kind != "contiguous":
@@ -315,6 +316,43 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
             )
         )
     return found
+
+
+def _beam_faults(experiment: Experiment) -> list[tuple[KeyPath, str]]:
+    """Beams need groups that fork, and take the place of parallel answers."""
+    workload, found = experiment.workload, []
+    if workload.beam is None:
+        return found
+    for value, allowed, path in (
+        (experiment.engine.rules, PAPER_ERA, ("engine", "rules")),
+        (experiment.kv.policy.kind, ("paged_sharing",), ("kv", "policy", "kind")),
+    ):
+        if value not in allowed:
+            found.append((path, _needed(value, allowed, "workload.beam")))
+    if (workload.num_samples or 1) > 1:
+        text = f"{workload.num_samples} is not 1, which workload.beam needs: it gives the width"
+        found.append((("workload", "num_samples"), text))
+    return found
+
+
+def _prefix_faults(experiment: Experiment) -> list[tuple[KeyPath, str]]:
+    """Registered prefixes came before prefix caching, and there must be some."""
+    if not getattr(experiment.kv.policy, "registered_prefixes", False):
+        return []
+    found: list[tuple[KeyPath, str]] = []
+    name, rules = "kv.policy.registered_prefixes", experiment.engine.rules
+    if rules not in PAPER_ERA:
+        found.append((("engine", "rules"), _needed(rules, PAPER_ERA, name)))
+    workload = experiment.workload
+    if workload.kind == "synthetic" and workload.prefixes is None:
+        found.append((("workload", "prefixes"), f"is missing, and {name} needs it"))
+    return found
+
+
+def _needed(value: str, allowed: tuple[str, ...], name: str) -> str:
+    near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)[0]
+    text = f"{value!r} is not one of {', '.join(allowed)}, which {name} needs"
+    return f"{text}; nearest is {near!r}"
 
 
 def _explained(source: Source, fault: Any) -> list[str]:

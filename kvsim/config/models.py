@@ -14,13 +14,17 @@ Milliseconds = Annotated[float, Field(gt=0, le=1e12)]
 
 class StepTime(Model):
     """base + prompt_step (if the step has prompt tokens) + per_prompt_token * prompt tokens
-    + per_seq * sequences + per_context_token * context tokens of its decodes."""
+    + per_seq * sequences + per_context_token * context tokens of its decodes; and a time for each
+    block that the step swaps in, swaps out or copies, which its work waits for."""
 
     base_ms: Annotated[float, Field(ge=1e-6, le=1e6)]
     per_seq_ms: Annotated[float, Field(ge=0, le=1e6)]
     per_context_token_us: Annotated[float, Field(ge=0, le=1e6)]
     per_prompt_token_ms: Annotated[float, Field(ge=0, le=1e6)]
     prompt_step_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    swap_in_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    swap_out_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    copy_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
 
 class Engine(Model):
@@ -90,8 +94,10 @@ class Paged(Model):
 
 
 class PagedSharing(Model):
-    """Blocks on demand, shared: parallel answers fork with copy-on-write, and with
-    prefix_caching blocks are found again by their tokens."""
+    """Blocks on demand, shared: parallel answers and beams fork with copy-on-write, and with
+    prefix_caching blocks are found again by their tokens. With registered_prefixes (rules
+    vllm-0.2 and paper) the full blocks of every prefix that the prompts of two sessions at least
+    begin with are in the pool for the whole run, and are computed by none of them."""
 
     kind: Literal["paged_sharing"]
     watermark: Share = 0.0
@@ -105,6 +111,7 @@ class PagedSharing(Model):
             "whose hits may end inside a block"
         ),
     ] = "hash_chain"
+    registered_prefixes: bool = False
 
 
 Policy = Annotated[Contiguous | Paged | PagedSharing, Field(discriminator="kind")]

@@ -242,6 +242,14 @@ class PriorityClass(Model):
     share: Positive
 
 
+class Beam(Model):
+    """Beam search with `width` beams to a request, in the place of parallel answers. After each
+    step each beam is dropped with `refork_probability`, and forks anew from one of those kept."""
+
+    width: Annotated[int, Field(ge=1, le=1024)]
+    refork_probability: Annotated[float, Field(ge=0, le=1)]
+
+
 MaxTokens = Annotated[
     Tokens | None, Field(description="the client's limit of every answer, which ends there")
 ]
@@ -263,6 +271,7 @@ class SyntheticWorkload(Model):
     num_samples: NumSamples = 1
     max_tokens: MaxTokens = None
     priorities: Priorities = None
+    beam: Beam | None = None
 
     @model_validator(mode="after")
     def _one_size(self) -> SyntheticWorkload:
@@ -279,7 +288,8 @@ class SyntheticWorkload(Model):
 class TraceWorkload(Model):
     """The requests of a trace file, at its own times (`speed` times as fast, think times too) or,
     with `arrivals`, at drawn ones. sessions: `closed` lets a turn wait for the answer before it,
-    `open` comes at its own time stamp; the format's own way unless set."""
+    `open` comes at its own time stamp; the format's own way unless set. num_samples and beam go
+    before what the trace says."""
 
     kind: Literal["trace"]
     path: FilePath
@@ -295,6 +305,7 @@ class TraceWorkload(Model):
     num_samples: NumSamples | None = None
     max_tokens: MaxTokens = None
     priorities: Priorities = None
+    beam: Beam | None = None
     limit: NumRequests | None = None
     skip_bad_rows: bool = False
     sort: bool = False

@@ -95,11 +95,21 @@ def load_of(plan: StepPlan) -> tuple[int, int, int]:
     return prompt, seqs, context
 
 
+class Fork(NamedTuple):
+    """Beam `child` is dropped: from the next step on it continues the tokens of `parent`, another
+    beam of its request, which is kept."""
+
+    parent: Sequence
+    child: Sequence
+
+
 class StepResult(NamedTuple):
-    """Durations of the k >= 1 steps that were run; who ends with the last one."""
+    """Durations of the k >= 1 steps that were run; who ends with the last one, and which beams are
+    dropped for others after it (with k = 1 only)."""
 
     durations_ns: list[int]
     finished: list[Sequence]
+    forks: list[Fork] | tuple[()] = ()
 
 
 class Executor(Protocol):

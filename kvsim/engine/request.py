@@ -39,7 +39,8 @@ class Request(NamedTuple):
     """What a user asked. It holds no answer length: nothing that schedules may know it.
 
     `index` is the row of the workload and `prompt` its text as merged spans, `num_samples` the
-    parallel answers wanted, `max_tokens` the client's limit of each. Lower `priority` goes first.
+    parallel answers wanted, or the beams of a beam search (`is_beam`), `max_tokens` the client's
+    limit of each. Lower `priority` goes first.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Request(NamedTuple):
     num_samples: int = 1
     max_tokens: int = 1
     priority: int = 0
+    is_beam: bool = False
 
 
 class State(Enum):
@@ -74,7 +76,7 @@ class Sequence:
     num_tokens: int = 0
     num_computed: int = 0
     state: State = State.WAITING
-    order: int = -1  # position in the running batch: rises with every admission
+    order: int = -1  # position in the running batch: rises with every admission, or arrival
     joined_at: int = -1  # clock of the decode set when it joined; -1 outside of it
     num_lost: int = 0  # tokens whose KV the last preemption threw away
     num_preemptions: int = 0

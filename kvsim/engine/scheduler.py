@@ -14,6 +14,7 @@ from kvsim.engine.plan import (
     KV_MEMORY,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    Fork,
     StepPlan,
     Work,
 )
@@ -21,6 +22,7 @@ from kvsim.engine.request import Request, Sequence, State, answer_stream
 from kvsim.engine.rules import LATEST, Rules, Unchunked
 from kvsim.engine.waiting import ByPriority
 
+NO_LIMIT = 1 << 62
 LONGEST_PROMISE = 1024
 """Steps that one promise may hold: bounds its arrays, and what a cut throws away."""
 
@@ -42,6 +44,7 @@ class Scheduler:
     """
 
     num_swapped_out = num_swapped_in = 0  # blocks: V1 does not swap
+    num_reforks = 0  # and its engine core knows no beams
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Scheduler:
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self._unchunked = Unchunked.CHUNK if chunked_prefill else rules.unchunked
         self._spares_lone_prefill = rules.spares_lone_prefill
-        self._longest_chunk = max_num_batched_tokens  # of the step being planned
+        self._longest_chunk = NO_LIMIT  # of the step being planned
         self._passed_over: list[Sequence] = []  # heads too long for a step, in this one
         self._is_by_priority = is_by_priority
         self._num_submitted = 0
@@ -270,8 +273,15 @@ class Scheduler:
             return 1
         return self.kv.headroom(plan.decodes, LONGEST_PROMISE)
 
-    def commit(self, plan: StepPlan, num_steps: int, finished: list[Sequence]) -> Commit:
+    def commit(
+        self,
+        plan: StepPlan,
+        num_steps: int,
+        finished: list[Sequence],
+        forks: list[Fork] | tuple[()] = (),
+    ) -> Commit:
         """Take over that num_steps steps of the plan ran and `finished` ended with the last."""
+        assert not forks, "no request of these rules has beams"
         decodes = self.decodes
         forked: list[Sequence] = []
         taken = self.kv.repeat(decodes, num_steps) if num_steps > 1 else []
@@ -337,7 +347,7 @@ class Scheduler:
         """The longest chunk of a step: long_prefill_token_threshold, unless it does not apply."""
         is_lone = len(self.running) + len(self.waiting) <= 1
         if is_lone and self._spares_lone_prefill:
-            return self.max_num_batched_tokens
+            return NO_LIMIT
         return self.long_prefill_token_threshold
 
     def _quotes_running(self, seq: Sequence) -> bool:

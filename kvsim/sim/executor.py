@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import groupby
 
-from kvsim.engine.plan import StepPlan, StepResult, load_of
+from kvsim.engine.plan import Fork, StepPlan, StepResult, load_of
 from kvsim.engine.request import Sequence
 from kvsim.latency.model import LatencyModel
+from kvsim.sim.beams import BeamSurvival
 
 
 class SimulatedExecutor:
@@ -14,12 +16,19 @@ class SimulatedExecutor:
 
     `output_tokens[i]` is the true answer length of request i. For every member of the decode set
     it keeps the clock of the set at which its answer is complete, in a heap, so that the end of a
-    promise costs nothing per sequence.
+    promise costs nothing per sequence. `survival` draws which beams are dropped for others, where
+    requests have any.
     """
 
-    def __init__(self, latency: LatencyModel, output_tokens: list[int]) -> None:
+    def __init__(
+        self,
+        latency: LatencyModel,
+        output_tokens: list[int],
+        survival: BeamSurvival | None = None,
+    ) -> None:
         self._latency = latency
         self._output_tokens = output_tokens
+        self._survival = survival
         self._due: dict[Sequence, int] = {}
         self._ending: dict[int, list[Sequence]] = {}  # clock -> members then due, stale ones too
         self._clocks: list[int] = []  # heap of the keys of _ending
@@ -42,15 +51,28 @@ class SimulatedExecutor:
                     finished.append(seq)
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.order)
-        return StepResult(self._durations(plan, steps), finished)
+        forks = () if self._survival is None else self._dropped(plan, self._survival)
+        return StepResult(self._durations(plan, steps), finished, forks)
+
+    def _dropped(self, plan: StepPlan, survival: BeamSurvival) -> list[Fork]:
+        """The beams that do not survive the step; those of one request stand together in it."""
+        forks: list[Fork] = []
+        decodes = (work.seq for work in plan.work if work.is_decode and work.seq.request.is_beam)
+        for index, beams in groupby(decodes, key=lambda seq: seq.request.index):
+            seqs = list(beams)
+            if self._missing(seqs[0]) == 1:
+                survival.ended(index)
+            else:
+                forks += survival.forks(seqs)
+        return forks
 
     def _durations(self, plan: StepPlan, steps: int) -> list[int]:
         decodes, step_ns = plan.decodes, self._latency.step_ns
         num_seqs = decodes.num_seqs
         num_computing, context = num_seqs + plan.num_padding_seqs, decodes.context
-        if not plan.work:
+        if not plan.work and not plan.moves:
             return step_ns(0, num_computing, context, num_seqs, steps)
-        durations = step_ns(*load_of(plan), 0, 1)
+        durations = step_ns(*load_of(plan), 0, 1, plan.moves)
         if steps > 1:
             durations += step_ns(0, num_computing, context + num_seqs, num_seqs, steps - 1)
         return durations

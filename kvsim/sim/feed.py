@@ -129,7 +129,9 @@ class Feed:
             spans = merged(self._workload.prompt(index))
         else:
             spans = (Span(index, 0, prompt),)
-        request = Request(index, spans, prompt, num_samples, limit, self._priority[index])
+        request = Request(
+            index, spans, prompt, num_samples, limit, self._priority[index], self._workload.is_beam
+        )
         scheduler = self.replicas[0].scheduler
         if not scheduler.fits(request, prompt + self._answer_tokens[index]):
             return self._over(index, Outcome.NEVER_FITS)

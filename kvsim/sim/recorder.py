@@ -78,6 +78,8 @@ class ReplicaLog:
     num_forked_blocks: int
     num_swapped_out: int  # blocks
     num_swapped_in: int
+    num_reforks: int  # beams dropped for others
+    registered_slots: int  # held all along, by prefixes that were registered in advance
 
 
 class Recorder:
@@ -190,6 +192,8 @@ class Recorder:
             kv.num_forked_blocks,
             scheduler.num_swapped_out,
             scheduler.num_swapped_in,
+            scheduler.num_reforks,
+            kv.registered_tokens,
         )
 
     def _emit_from(self, seq: Sequence, step: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import simpy
 
-from kvsim.engine.plan import ARRIVALS, Executor, StepPlan
+from kvsim.engine.plan import ARRIVALS, Executor, Fork, StepPlan
 from kvsim.engine.request import Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.sim.recorder import Recorder
@@ -58,6 +58,7 @@ class Replica:
         self._start_ns = 0
         self._durations: list[int] = []
         self._finished: list[Sequence] = []
+        self._forks: list[Fork] | tuple[()] = ()
         recorder.idle(scheduler.kv.usage())
 
     def submit(self, seq: Sequence) -> None:
@@ -79,7 +80,7 @@ class Replica:
         now_ns, scheduler = self._env.now, self.scheduler
         plan = scheduler.plan()
         steps = scheduler.steady_steps(plan) if self._jump else 1
-        self._durations, self._finished = self.executor.execute(plan, steps)
+        self._durations, self._finished, self._forks = self.executor.execute(plan, steps)
         self._plan = plan
         self._start_ns = now_ns
         self._set_alarm(sum(self._durations), STEP_END)
@@ -121,7 +122,7 @@ class Replica:
         plan, finished, self._plan = self._plan, self._finished, None
         scheduler, recorder, durations = self.scheduler, self.recorder, self._durations
         recorder.ran(plan, scheduler, self._start_ns, durations)
-        done = scheduler.commit(plan, len(durations), finished)
+        done = scheduler.commit(plan, len(durations), finished, self._forks)
         recorder.committed(self._start_ns + sum(durations), finished, done)
         self.num_outstanding += len(done.forked) - len(done.ended)
         for seq in done.ended:

@@ -41,22 +41,30 @@ DEFINITIONS = {
     "queue_ms": "arrival to first admission",
     "normalized_latency_s": "mean over requests of e2el / answer tokens (Kwon et al. 2023)",
     "waste": "mean shares of the KV pool over the window, by kind; they add up to 1",
-    "kv_used_peak": "largest share of the pool held by sequences in a step",
+    "kv_used_peak": "largest share of the pool held by sequences, and registered, in a step",
     "batch_size": "running sequences of a replica: mean over its time with work, and peak",
     "num_waiting": "sequences that steps leave waiting at a replica: mean over window, and peak",
     "preempted_requests": "completed requests that were preempted at least once",
     "preemptions": "times in the window that a sequence lost its KV to an older one",
     "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
     "recomputed_share": "recomputed tokens / all tokens computed in the window",
-    "hit_tokens": "prompt tokens found in the prefix cache at first admission",
+    "hit_tokens": "prompt tokens found in the prefix cache, or registered, at first admission",
     "hit_share": "hit tokens / prompt tokens asked for",
     "resumed_hit_tokens": "tokens that preempted requests found in it when they came back",
-    "blocks_shared_at_forks": "block table entries that parallel answers shared when they forked",
-    "copies_made": "blocks copied on write, or because a prefix hit ends inside them (radix)",
+    "registered_blocks": "blocks that registered prefixes hold for the whole run, at all replicas",
+    "beams_reforked": "beams dropped for others. The prompt forks into workload.beam.width beams; "
+    "after each later step but the last each beam is dropped with refork_probability, "
+    "independently, and forks anew from one of those kept, drawn uniformly (at least one is kept)",
+    "blocks_shared_at_forks": "block table entries that answers and beams took over as they forked "
+    "(of a beam dropped for another, those in which the two differed)",
+    "copies_made": "blocks copied on write, or because a prefix hit ends inside them (radix); each "
+    "makes its step longer by copy_block_us",
     "copies_avoided": "blocks_shared_at_forks - those of them copied on write",
-    "swapped_out_blocks": "blocks moved to the host by preemptions (the move takes no time yet)",
-    "swapped_in_blocks": "blocks moved back",
-    "sharing_saving": "1 - slots holding tokens / tokens held (mean over the window)",
+    "swapped_out_blocks": "blocks moved to the host by preemptions; each makes its step longer by "
+    "engine.step_time.swap_out_block_us",
+    "swapped_in_blocks": "blocks moved back; each makes its step longer by swap_in_block_us",
+    "sharing_saving": "1 - slots holding tokens / tokens of running sequences (mean over the time "
+    "with work; below 0 where registered prefixes cost more than they save)",
     "limit_shares": "share of the window in which each limit kept requests from entering a batch; "
     "`arrivals`: none did",
     "binding_limit": "the limit with the largest share",

@@ -165,6 +165,8 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
         "hit_tokens": hits,
         "hit_share": _per(hits, asked),
         "resumed_hit_tokens": int(requests["num_resumed_hit"][done].sum()),
+        "registered_blocks": sum(r.registered_slots for r in log.replicas) // log.block_size,
+        "beams_reforked": sum(replica.num_reforks for replica in log.replicas),
         "blocks_shared_at_forks": shared,
         "copies_made": copies,
         "copies_avoided": shared - (copies - hit_copies),

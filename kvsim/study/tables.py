@@ -70,7 +70,7 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
     prefills = once("num_prefills")
     making = np.repeat(plans["num_decodes"] + plans["num_prefills"], counts)  # all, in repeats
     logical = spread("computed_tokens") + making * repeat
-    token = logical - spread("overlap_slots")
+    token = logical - spread("overlap_slots") + replica.registered_slots
     held, cached = spread("held_slots"), spread("cached_slots")
     unkeyed = log.pool_slots - held - cached
     held = held + taken
@@ -183,9 +183,10 @@ def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table, booking: 
     there, noted = np.flatnonzero(ends > starts), replica.idle
     rows = np.searchsorted(noted["before"], there, side="right") - 1
     cached, none = noted["cached_slots"][rows], np.zeros(len(there), np.int64)
+    kept = none + replica.registered_slots
     largest = noted["largest_free_run"][rows]
     slots = _book(
-        booking, log, none, none, cached, granted=none, final=none, largest_free_run=largest
+        booking, log, kept, kept, cached, granted=none, final=none, largest_free_run=largest
     )
     return {
         "replica": np.full(len(there), number, np.int64),

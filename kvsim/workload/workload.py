@@ -24,6 +24,9 @@ class Workload:
     prompts; a prompt's spans add up to its `prompt_tokens`. Streams >= 0 are prompt text; the
     answer of request j is the stream `answer_stream(j)`. Both are None when no prompt shares text.
 
+    With `is_beam` the num_samples of a request are the beams of a beam search, all of its answer's
+    length.
+
     `notes` are sentences for the user: what was counted, estimated, dropped or assumed.
     """
 
@@ -40,6 +43,7 @@ class Workload:
     spans: np.ndarray | None = None
     span_offsets: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
+    is_beam: bool = False
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

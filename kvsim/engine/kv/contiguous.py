@@ -42,6 +42,7 @@ class Contiguous:
     num_forked_blocks = 0
     num_copies = 0
     num_hit_copies = 0
+    registered_tokens = 0
     blocks_for_good = True
     publishes_computed = False
 

@@ -1,4 +1,5 @@
-"""Swapping: the KV of a preempted group moves to host blocks and back, its sharing kept."""
+"""Swapping: the KV of a preempted group moves to host blocks and back, its sharing kept. What it
+shares of a registered prefix stays where it is."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ class HostPool:
 
     def swap_out(self, kv: Paged, seqs: list[Sequence]) -> list[BlockMove]:
         """Move every distinct block of a group to the host. Raises HostFull."""
-        distinct = list(dict.fromkeys(block for seq in seqs for block in seq.blocks))
+        stays = kv.registered_blocks
+        distinct = list(
+            dict.fromkeys(block for seq in seqs for block in seq.blocks if block not in stays)
+        )
         if len(distinct) > len(self._free):
             raise HostFull(
                 f"request {seqs[0].request.index} is to be swapped out to {len(distinct):,} host "
@@ -34,7 +38,7 @@ class HostPool:
             )
         home = {block: self._free.pop() for block in distinct}
         for seq in seqs:
-            seq.host_blocks = [home[block] for block in seq.blocks]
+            seq.host_blocks = [home[block] for block in seq.blocks if block not in stays]
             kv.release(seq)
         self.num_swapped_out += len(home)
         return [BlockMove(SWAP_OUT, block, host) for block, host in home.items()]
@@ -43,9 +47,11 @@ class HostPool:
         """Bring a group back; the caller has made sure that the pool holds it."""
         distinct = list(dict.fromkeys(host for seq in seqs for host in seq.host_blocks))
         place = dict(zip(distinct, kv.pool.take(len(distinct)), strict=True))
-        held: set[int] = set()
+        held = set(kv.registered_blocks)
         for seq in seqs:
-            seq.blocks = [place[host] for host in seq.host_blocks]
+            seq.blocks = kv.registered(seq.request).blocks + [
+                place[host] for host in seq.host_blocks
+            ]
             seq.host_blocks = []
             kv.share_again([number for number, b in enumerate(seq.blocks) if b in held], seq)
             held.update(seq.blocks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Protocol
 
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.kv.hash_chain import HashChain
 from kvsim.engine.kv.policy import NO_HIT, Hit, KVUsage
 from kvsim.engine.kv.pool import BlockPool, Victims
-from kvsim.engine.plan import COPY, BlockMove
+from kvsim.engine.plan import COPY, BlockMove, Fork
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.rules import LATEST, Admission, Rules
 
@@ -51,8 +52,9 @@ class Paged:
     With `can_fork` parallel answers share their prompt's blocks, and a writer to a shared block
     takes a copy (section 4.4). With `prefix_caching` a `prefix_index` finds blocks again by their
     tokens, and a hit that ends inside a block is copied into one of the sequence's own.
-    Admission asks for the room that the rules say, and leaves `watermark` of the pool free unless
-    nothing else runs (vLLM V1).
+    Admission asks for the room that the rules say, and leaves `watermark_blocks` free unless
+    nothing else runs (vLLM V1). `registered` prefixes, so many whole blocks of a token stream, are
+    there from the start and never go; prompts that begin with them share them (section 4.4).
     """
 
     reserves = False
@@ -66,8 +68,9 @@ class Paged:
         can_fork: bool = False,
         prefix_caching: bool = False,
         prefix_index: Callable[[int], PrefixIndex] = HashChain,
-        watermark: float = 0.0,
+        watermark_blocks: int = 0,
         rules: Rules = LATEST,
+        registered: dict[int, int] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -80,9 +83,14 @@ class Paged:
         self._seals_ahead = index is not None and not index.publishes_computed
         victims = None if index is None else index.victims
         self.pool = BlockPool(num_blocks, index, rules, victims=victims)
+        self._registered = {
+            stream: self.pool.take(count) for stream, count in (registered or {}).items()
+        }
+        self.registered_blocks = frozenset(chain.from_iterable(self._registered.values()))
+        self.registered_tokens = len(self.registered_blocks) * block_size
         self._admission = rules.admission
         self._promised = 0  # block table entries that who was admitted may come to have
-        self._watermark_blocks = int(watermark * num_blocks)
+        self._watermark_blocks = watermark_blocks
         self._overlap = 0
         self.is_caching = prefix_caching
         # an evicted hit of a blocked head changes how much of it the first chunk has to hold
@@ -96,7 +104,17 @@ class Paged:
         return max(num_tokens - 1, request.prompt_tokens) <= self.num_blocks * self.block_size
 
     def match(self, seq: Sequence) -> Hit:
-        return self._index.match(seq) if self._index is not None else NO_HIT
+        if self._index is not None:
+            return self._index.match(seq)
+        return self.registered(seq.request) if self._registered else NO_HIT
+
+    def registered(self, request: Request) -> Hit:
+        """Blocks of the registered prefix that a prompt begins with; one token of the prompt at
+        least is left to compute."""
+        head = request.prompt[0]
+        tokens = min(head.length, request.prompt_tokens - 1) if head.start == 0 else 0
+        blocks = self._registered.get(head.stream, [])[: tokens // self.block_size]
+        return Hit(blocks, len(blocks) * self.block_size)
 
     def admit(
         self, seq: Sequence, hit: Hit, num_new: int, *, is_alone: bool
@@ -126,7 +144,8 @@ class Paged:
             for block in blocks:
                 pool.hold(block)
             self._overlap += (num_hit - cold) * size
-            self._index.use(blocks)
+            if self._index is not None:
+                self._index.use(blocks)
         seq.blocks = blocks + pool.take(-(-(computed + num_new) // size) - num_hit)
         seq.num_sealed = num_hit
         self._seal(seq, computed + num_new)
@@ -166,6 +185,19 @@ class Paged:
         self._overlap += parent.num_computed
         self.num_forked_blocks += len(parent.blocks)
 
+    def refork(self, forks: Iterable[Fork]) -> None:
+        """Let each child, a beam of parent's request and as long as it, drop its block table for a
+        copy of parent's. All references are taken before any is given back, so what a child
+        shared with its parent stays as it is; only the entries that change count as shared."""
+        dropped = []
+        for parent, child in forks:
+            pairs = zip(parent.blocks, child.blocks, strict=True)
+            self.num_forked_blocks -= sum(new == old for new, old in pairs)
+            dropped.append((child, child.blocks))
+            self.fork(parent, child)
+        for child, blocks in dropped:
+            self._give_back(child, blocks)
+
     def share_again(self, numbers: list[int], seq: Sequence) -> None:
         """Sharing that a swap has kept: seq is one more holder of its blocks with these numbers."""
         for number in numbers:
@@ -178,8 +210,8 @@ class Paged:
 
     def release(self, seq: Sequence) -> None:
         """Give back seq's blocks; those with a key stay findable until they are reused."""
-        self.pool.give(self._unshared(seq) if self.pool.shared else seq.blocks)
-        if seq.num_sealed:
+        self._give_back(seq, seq.blocks)
+        if seq.num_sealed and self._index is not None:
             self._index.leave(seq.blocks[seq.num_sealed - 1])
         seq.blocks = []
         seq.num_sealed = 0
@@ -207,12 +239,16 @@ class Paged:
         length = seq.num_tokens + clock - seq.joined_at
         self._index.seal(seq, length // self.block_size)
 
-    def headroom(self, decodes: DecodeSet, limit: int) -> int:
+    def headroom(self, decodes: DecodeSet, limit: int, spare: int = 0) -> int:
+        """How often, up to `limit`, the step just granted can run, every repeat of it leaving
+        `spare` blocks free."""
         num_seqs, period = decodes.num_seqs, self.block_size
-        free = self.pool.num_free
+        free = self.pool.num_free - spare
         if self.publishes_computed:
             # evictions of several blocks at once show in the first step of a promise only
-            free = len(self.pool.unkeyed)
+            free = len(self.pool.unkeyed) - spare
+        if free < 0:
+            return 1
         if num_seqs * -(-(limit - 1) // period) <= free:
             return limit
         rounds = free // num_seqs  # in `period` steps every member takes one block
@@ -296,10 +332,13 @@ class Paged:
         """Tokens of seq in its block of this number."""
         return min(max(seq.num_computed - number * self.block_size, 0), self.block_size)
 
-    def _unshared(self, seq: Sequence) -> list[int]:
+    def _give_back(self, seq: Sequence, blocks: list[int]) -> None:
+        self.pool.give(self._unshared(seq, blocks) if self.pool.shared else blocks)
+
+    def _unshared(self, seq: Sequence, blocks: list[int]) -> list[int]:
         """Drop seq's references to shared blocks; the blocks that only seq held, in order."""
         mine = []
-        for number, block in enumerate(seq.blocks):
+        for number, block in enumerate(blocks):
             if self.pool.drop_shared(block):
                 self._overlap -= self._filled(seq, number)
             else:

@@ -54,6 +54,7 @@ class KVCachePolicy(Protocol):
     num_copies: int  # blocks copied: on write, and for prefix hits that end inside a block
     num_hit_copies: int  # the latter alone
     publishes_computed: bool  # `publish` wants to know what was computed
+    registered_tokens: int  # held all along, by prefixes that were registered in advance
     blocks_for_good: bool  # an admission refused stays refused while others only decode
     max_tokens: int | None  # a sequence that reaches them has outgrown what it was given, and ends
 
