@@ -214,7 +214,9 @@ def test_memory_over_time_has_the_means_of_the_summary(tmp_path, kv, booking, ra
     waste = summarize(run, Window(0, run.log.end_ns), Slo())["waste"]
     write_run(tmp_path, "", run, {})
     shares = memory_shares(read_memory(tmp_path), np.linspace(0, run.log.end_ns, 41))
+    never_used = shares.pop(NEVER_USED)
     assert sum(shares.values()) == pytest.approx(np.ones(40))
+    assert (np.diff(never_used) <= 0).all() and never_used[-1] < 1
     means = {kind: shares[kind].mean() for kind in SLOT_KINDS}
     assert means == pytest.approx(waste, abs=1e-9)
 

@@ -89,6 +89,7 @@ class PagedMemory:
         self.holders: dict[int, int] = {}
         self.published: dict[int, tuple] = {}  # block -> all text up to its end, in order
         self.num_copies = self.num_forked_blocks = 0
+        self.ever_held: set[int] = set()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.size)
@@ -173,6 +174,7 @@ class PagedMemory:
         block = self.queue.pop(0)
         self.published.pop(block, None)
         self.holders[block] = 1
+        self.ever_held.add(block)
         return block
 
     def _extend(self, answer: Answer, upto: int) -> None:
@@ -196,6 +198,7 @@ class ContiguousMemory:
         self.limit = setup.reserve_tokens if setup.reserve == "fixed" else setup.max_model_len
         self.output_tokens = output_tokens
         self.is_used = [False] * setup.num_blocks
+        self.ever_held: set[int] = set()
         largest = 1
         while largest < -(-self.limit // self.size):
             largest *= 2
@@ -233,6 +236,7 @@ class ContiguousMemory:
         for block in answer.blocks:
             assert not self.is_used[block]
             self.is_used[block] = True
+        self.ever_held.update(answer.blocks)
         return True
 
     def grow(self, answer: Answer, num_new: int) -> bool:
@@ -369,6 +373,8 @@ class Server:
             "limit": limit,
             "logical_tokens": sum(count for _, count in computed),
             "held_blocks": self.memory.num_held_slots // self.setup.block_size,
+            "never_used_slots": (self.setup.num_blocks - len(self.memory.ever_held))
+            * self.setup.block_size,
             "slots": self.memory.slots(computed),
         }
         self.step = Step(row, self.work)

@@ -230,6 +230,8 @@ def _with_preset(experiment: Experiment) -> Experiment:
         plain["engine"]["step_time"] = preset["step_time"]
     if engine.max_model_len is None:
         plain["engine"]["max_model_len"] = preset["max_model_len"]
+    if kv.bytes_per_token is None:
+        plain["kv"]["bytes_per_token"] = preset["kv_bytes_per_token"]
     if kv.num_blocks is None:
         slots = preset["num_blocks"] * PRESET_BLOCK_SIZE
         plain["kv"]["num_blocks"] = max(slots // kv.block_size, 1)

@@ -124,6 +124,10 @@ class KV(Model):
     policy: Policy
     block_size: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    bytes_per_token: Annotated[
+        int | None,
+        Field(ge=1, le=1_000_000_000, description="KV of one token, all layers; as the preset's"),
+    ] = None
     num_host_blocks: Annotated[
         int | None,
         Field(ge=0, le=100_000_000, description="swap space of vllm-0.2 and paper; as num_blocks"),

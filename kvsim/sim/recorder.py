@@ -33,7 +33,9 @@ PLAN_COLUMNS = (
     "cached_slots",
     "overlap_slots",
     "largest_free_run",
+    "untouched_slots",
 )
+IDLE_COLUMNS = ("before", "cached_slots", "largest_free_run", "untouched_slots")
 ENDED_COLUMNS = (
     "index",
     "num_answers",
@@ -73,6 +75,7 @@ class ReplicaLog:
     ended: dict[str, np.ndarray]
     idle: dict[str, np.ndarray]  # the pool while nothing runs, ahead of step number `before`
     can_fork: bool
+    keyless_first: bool  # freed blocks are taken again before those that nobody has held yet
     num_copies: int
     num_hit_copies: int
     num_forked_blocks: int
@@ -165,7 +168,7 @@ class Recorder:
 
     def idle(self, usage: KVUsage) -> None:
         """Nothing runs or waits from here to the next step."""
-        self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run))
+        self._idle.extend((self._num_steps, usage.cached, usage.largest_free_run, usage.untouched))
 
     def stopped(self, scheduler: Scheduler) -> None:
         """The simulation stops here: close what is still open."""
@@ -185,8 +188,9 @@ class Recorder:
             np.array(self._taken, np.int64),
             _columns(self._runs, RunOfTokens._fields),
             _columns(self._ended, ENDED_COLUMNS),
-            _columns(self._idle, ("before", "cached_slots", "largest_free_run")),
+            _columns(self._idle, IDLE_COLUMNS),
             kv.can_fork,
+            kv.keyless_first,
             kv.num_copies,
             kv.num_hit_copies,
             kv.num_forked_blocks,

@@ -41,15 +41,22 @@ DEFINITIONS = {
     "queue_ms": "arrival to first admission",
     "normalized_latency_s": "mean over requests of e2el / answer tokens (Kwon et al. 2023)",
     "waste": "mean shares of the KV pool over the window, by kind; they add up to 1",
+    "kv_blocks": "mean shares of the pool's blocks: `referenced` by a sequence; `cached`, that is, "
+    "unreferenced but findable; `free_again`; `never_used` so far. A high level of the first two "
+    "is normal; trouble is requests waiting with `referenced` near 1",
     "kv_used_peak": "largest share of the pool held by sequences, and registered, in a step",
     "batch_size": "running sequences of a replica: mean over its time with work, and peak",
     "num_waiting": "sequences that steps leave waiting at a replica: mean over window, and peak",
     "preempted_requests": "completed requests that were preempted at least once",
     "preemptions": "times in the window that a sequence lost its KV to an older one",
+    "worst_preempted": "the completed request that was preempted most often, of equals the one "
+    "with most tokens recomputed",
     "recomputed_tokens": "tokens computed again after a preemption (prefix hits deducted)",
     "recomputed_share": "recomputed tokens / all tokens computed in the window",
     "hit_tokens": "prompt tokens found in the prefix cache, or registered, at first admission",
     "hit_share": "hit tokens / prompt tokens asked for",
+    "shortest_hit_tokens": "the shortest shared prefix that can hit, in tokens: hits come in whole "
+    "blocks, or of any length (radix); one token of a prompt is always computed",
     "resumed_hit_tokens": "tokens that preempted requests found in it when they came back",
     "registered_blocks": "blocks that registered prefixes hold for the whole run, at all replicas",
     "beams_reforked": "beams dropped for others. The prompt forks into workload.beam.width beams; "
@@ -63,6 +70,7 @@ DEFINITIONS = {
     "swapped_out_blocks": "blocks moved to the host by preemptions; each makes its step longer by "
     "engine.step_time.swap_out_block_us",
     "swapped_in_blocks": "blocks moved back; each makes its step longer by swap_in_block_us",
+    "swapped_bytes": "of both, by kv.bytes_per_token; null where it is unknown",
     "sharing_saving": "1 - slots holding tokens / tokens of running sequences (mean over the time "
     "with work; below 0 where registered prefixes cost more than they save)",
     "limit_shares": "share of the window in which each limit kept requests from entering a batch; "

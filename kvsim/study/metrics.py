@@ -135,6 +135,7 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
     named = {name: share for name, share in shares.items() if share is not None}
     return {
         "waste": waste,
+        "kv_blocks": _blocks(run, busy_ns, idle_ns),
         "kv_used_peak": _per(most_held * run.log.block_size, pool),
         "batch_size_mean": _per(_sum_of(steps["num_running"], busy_ns), int(busy_ns.sum())),
         "batch_size_peak": int(steps["num_running"][busy].max(initial=0)),
@@ -145,6 +146,39 @@ def _memory(run: Run, window: Window) -> dict[str, object]:
         "binding_limit": max(named, key=named.__getitem__) if named else None,
         "num_steps": int(busy.sum()),
         "preemptions": int(steps["num_preempted"][busy].sum()),
+    }
+
+
+def _blocks(run: Run, busy_ns: np.ndarray, idle_ns: np.ndarray) -> dict[str, float | None]:
+    """Mean shares of the pool's blocks: referenced, cached, free again, never used until then."""
+    size, num_blocks = run.log.block_size, run.log.pool_slots // run.log.block_size
+    tables = ((run.steps, busy_ns), (run.idle, idle_ns))
+    whole = float(num_blocks) * int(busy_ns.sum() + idle_ns.sum())
+
+    def share(column: str, unit: int) -> float | None:
+        return _per(sum(_sum_of(table[column], ns) for table, ns in tables) / unit, whole)
+
+    shares = {
+        "referenced": share("held_blocks", 1),
+        "cached": share("cached_slots", size),
+        "never_used": share("never_used_slots", size),
+    }
+    if None in shares.values():
+        return shares | {"free_again": None}
+    return shares | {"free_again": max(1 - sum(shares.values()), 0.0)}
+
+
+def _worst_preempted(run: Run, done: np.ndarray) -> dict[str, object] | None:
+    requests = run.requests
+    rows = np.flatnonzero(done & (requests["num_preemptions"] > 0))
+    if not len(rows):
+        return None
+    times, tokens = requests["num_preemptions"][rows], requests["num_recomputed"][rows]
+    worst = rows[np.lexsort((-rows, tokens, times))[-1]]
+    return {
+        "request_id": run.log.workload.request_id(int(worst)),
+        "preemptions": int(requests["num_preemptions"][worst]),
+        "recomputed_tokens": int(requests["num_recomputed"][worst]),
     }
 
 
@@ -160,6 +194,7 @@ def _sharing(run: Run, done: np.ndarray, inside: np.ndarray) -> dict[str, object
     hit_copies = sum(replica.num_hit_copies for replica in log.replicas)
     return {
         "preempted_requests": int((requests["num_preemptions"][done] > 0).sum()),
+        "worst_preempted": _worst_preempted(run, done),
         "recomputed_tokens": recomputed,
         "recomputed_share": _per(recomputed, int(computed[inside].sum())),
         "hit_tokens": hits,

@@ -117,18 +117,46 @@ def print_summary(summary: dict) -> None:
             f"Sharing saves {_percent(s['sharing_saving'])} % of the token slots; "
             f"{s['blocks_shared_at_forks']:,} blocks shared at forks, {s['copies_made']:,} copied"
         )
-    console.print(
-        f"Batch mean {_number(s['batch_size_mean'], 1)}, peak {s['batch_size_peak']}; waiting peak "
-        f"{s['num_waiting_peak']}; preemptions {s['preemptions']}, recomputed tokens "
-        f"{s['recomputed_tokens']:,} ({_percent(s['recomputed_share'])} %); hit tokens "
-        f"{s['hit_tokens']:,} ({_percent(s['hit_share'])} %)"
+    blocks = ", ".join(
+        f"{name.replace('_', ' ')} {_percent(s['kv_blocks'][name])}"
+        for name in ("referenced", "cached", "free_again", "never_used")
     )
+    console.print(f"KV blocks: {blocks} % (means); most referenced {_percent(s['kv_used_peak'])} %")
+    console.print(
+        f"Batch mean {_number(s['batch_size_mean'], 1)}, peak {s['batch_size_peak']}; waiting mean "
+        f"{_number(s['num_waiting_mean'], 1)}, peak {s['num_waiting_peak']}"
+    )
+    console.print(_preempted(s), soft_wrap=True)
+    if s["shortest_hit_tokens"] is not None:
+        console.print(
+            f"Prefix hits: {s['hit_tokens']:,} tokens ({_percent(s['hit_share'])} % of prompts); a "
+            f"shared prefix of fewer than {s['shortest_hit_tokens']} tokens cannot hit"
+        )
     shares = ", ".join(
         f"{name} {_percent(share)}" for name, share in s["limit_shares"].items() if share
     )
     if shares:
         console.print(f"Bound by: {shares} % of the time")
     _print_warnings(console, [Point("", {}, None, s)])
+
+
+def _preempted(s: dict) -> str:
+    """What preemption cost."""
+    line = (
+        f"Preemptions: {s['preemptions']:,} of {s['preempted_requests']:,} requests; recomputed "
+        f"{s['recomputed_tokens']:,} tokens, {_percent(s['recomputed_share'])} % of all computed"
+    )
+    if (worst := s["worst_preempted"]) is not None:
+        line += (
+            f"; worst request {worst['request_id']}: {worst['preemptions']} times, "
+            f"{worst['recomputed_tokens']:,} tokens"
+        )
+    moved = s["swapped_out_blocks"] + s["swapped_in_blocks"]
+    if moved:
+        size = s["swapped_bytes"]
+        gib = "" if size is None else f" ({size / 2**30:,.1f} GiB)"
+        line += f"; {moved:,} blocks swapped out and in{gib}"
+    return line
 
 
 def _print_warnings(console: Console, points: list[Point]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvsim import __version__
 from kvsim.config.build import build_engine, build_route, build_workload
 from kvsim.config.loading import Source, load, resolved_text
-from kvsim.config.models import Experiment
+from kvsim.config.models import KV, Experiment
 from kvsim.errors import UserError
 from kvsim.sim.run import simulate
 from kvsim.study.metrics import Slo, summarize, window_of
@@ -48,6 +48,7 @@ def run_point(source: Source, out: Path, on_progress: Progress | None = None) ->
     run = expand(log, measure.booking)
     window = window_of(run, measure.warmup_s, measure.cooldown_s)
     figures = summarize(run, window, Slo(**experiment.slo.model_dump()))
+    figures["swapped_bytes"] = _swapped_bytes(experiment.kv, figures)
     summary = _header(experiment, len(workload), workload.notes) | figures
     write_run(out, resolved_text(experiment, source.folder, out), run, summary)
     return summary
@@ -122,5 +123,21 @@ def _header(experiment: Experiment, num_requests: int, notes: list[str]) -> dict
         "num_prompts": num_requests,
         "max_model_len": experiment.engine.max_model_len,
         "booking": experiment.measure.booking,
+        "rules": experiment.engine.rules,
+        "shortest_hit_tokens": _shortest_hit(experiment.kv),
         "notes": notes,
     }
+
+
+def _shortest_hit(kv: KV) -> int | None:
+    policy = kv.policy
+    if policy.kind != "paged_sharing" or not (policy.prefix_caching or policy.registered_prefixes):
+        return None
+    return {"hash_chain": kv.block_size, "radix": 1}[policy.prefix_index]
+
+
+def _swapped_bytes(kv: KV, figures: dict) -> int | None:
+    blocks = figures["swapped_out_blocks"] + figures["swapped_in_blocks"]
+    if kv.bytes_per_token is None:
+        return None if blocks else 0
+    return blocks * kv.block_size * kv.bytes_per_token

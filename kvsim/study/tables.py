@@ -73,6 +73,11 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
     token = logical - spread("overlap_slots") + replica.registered_slots
     held, cached = spread("held_slots"), spread("cached_slots")
     unkeyed = log.pool_slots - held - cached
+    untouched = spread("untouched_slots")
+    if replica.keyless_first:
+        untouched = np.minimum(untouched, unkeyed - taken)
+    else:
+        untouched = untouched - taken
     held = held + taken
     cached = cached - np.maximum(taken - unkeyed, 0)
     admitted, preempted = once("num_admitted"), once("num_preempted")
@@ -105,6 +110,7 @@ def _steps(log: RunLog, number: int, replica: ReplicaLog, booking: Booking) -> T
         "limit": limit,
         "logical_tokens": logical,
         "held_blocks": (held // size).astype(np.int32),
+        "never_used_slots": np.maximum(untouched, 0),
         **slots,
     }
 
@@ -192,6 +198,8 @@ def _idle(log: RunLog, number: int, replica: ReplicaLog, steps: Table, booking: 
         "replica": np.full(len(there), number, np.int64),
         "start_ns": starts[there],
         "end_ns": ends[there],
+        "held_blocks": kept // log.block_size,
+        "never_used_slots": noted["untouched_slots"][rows],
         **slots,
     }
 

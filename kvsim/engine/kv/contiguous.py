@@ -39,6 +39,7 @@ class Contiguous:
 
     can_fork = False
     reserves = True
+    keyless_first = True
     num_forked_blocks = 0
     num_copies = 0
     num_hit_copies = 0
@@ -61,6 +62,8 @@ class Contiguous:
         self._reserve = reserve
         self._limit = limit
         self._granted = 0
+        self._touched = bytearray(num_blocks)  # 1: somebody has held it
+        self._num_untouched = num_blocks
         self.max_tokens = limit if reserve is None else None
 
     def fits(self, request: Request, num_tokens: int) -> bool:
@@ -80,6 +83,8 @@ class Contiguous:
         start, count = taken
         seq.blocks = list(range(start, start + count))
         self._granted += granted
+        self._num_untouched -= self._touched.count(0, start, start + count)
+        self._touched[start : start + count] = b"\1" * count
         return []
 
     def grow(self, seq: Sequence, num_new: int) -> list[BlockMove] | None:
@@ -120,7 +125,8 @@ class Contiguous:
     def usage(self) -> KVUsage:
         size = self.block_size
         held = (self.num_blocks - self._placement.num_free) * size
-        return KVUsage(held, self._granted, 0, 0, self._placement.largest_free_run() * size)
+        largest = self._placement.largest_free_run()
+        return KVUsage(held, self._granted, 0, 0, largest * size, self._num_untouched * size)
 
     def _grant(self, request: Request) -> int:
         if self._reserve is None:

@@ -88,6 +88,7 @@ class Paged:
         }
         self.registered_blocks = frozenset(chain.from_iterable(self._registered.values()))
         self.registered_tokens = len(self.registered_blocks) * block_size
+        self.keyless_first = self.pool.keyless_first
         self._admission = rules.admission
         self._promised = 0  # block table entries that who was admitted may come to have
         self._watermark_blocks = watermark_blocks
@@ -281,7 +282,8 @@ class Paged:
         pool, size = self.pool, self.block_size
         free, cached = len(pool.unkeyed) + len(pool.queue), pool.num_cached
         held = (self.num_blocks - free) * size
-        return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size)
+        untouched = pool.note_touched() * size
+        return KVUsage(held, held, cached * size, self._overlap, (free - cached) * size, untouched)
 
     def _most_entries(self, request: Request, width: int) -> int:
         """Block table entries that `width` answers of a request may come to (TensorRT-LLM: prompt

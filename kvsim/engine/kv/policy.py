@@ -15,7 +15,8 @@ class KVUsage(NamedTuple):
     `held` by sequences, of which `granted` were asked for (a rounded-up chunk holds more);
     `cached`: unreferenced, but a prefix hit can still revive them; `overlap`: tokens counted once
     a holder beyond the first, where sequences share blocks; `largest_free_run`: the longest
-    contiguous free region (all that is free, where any block serves).
+    contiguous free region (all that is free, where any block serves); `untouched`: in blocks that
+    nobody has held yet.
     """
 
     held: int
@@ -23,6 +24,7 @@ class KVUsage(NamedTuple):
     cached: int
     overlap: int
     largest_free_run: int
+    untouched: int
 
 
 class Hit(NamedTuple):
@@ -50,6 +52,7 @@ class KVCachePolicy(Protocol):
     block_size: int
     can_fork: bool
     reserves: bool  # holds slots for tokens still to come: contiguous policies
+    keyless_first: bool  # freed memory without a prefix key goes before what nobody has held yet
     num_forked_blocks: int  # block table entries that forks share, counted at each fork
     num_copies: int  # blocks copied: on write, and for prefix hits that end inside a block
     num_hit_copies: int  # the latter alone

@@ -26,9 +26,10 @@ class BlockPool:
 
     Free blocks are reused in the order of the rules. Of vLLM 0.26 and later: those without a
     prefix key first (`unkeyed`, a stack), the last freed foremost; then the cached ones of
-    `queue`, the longest unreferenced first. Before, all stand in the queue. `shared` counts the
-    references of a held block beyond the first, so that an unshared block costs nothing. The
-    index forgets a cached block when it is taken for something else.
+    `queue`, the longest unreferenced first. Before, all that are freed queue up behind those that
+    nobody has held yet. `num_untouched` counts these; `note_touched` brings it up to now. `shared`
+    counts the references of a held block beyond the first, so that an unshared block costs nothing.
+    The index forgets a cached block when it is taken for something else.
 
     With `victims` the index chooses what is evicted, several blocks at a time: they lose their keys
     together, and the queue is a mere set.
@@ -42,6 +43,7 @@ class BlockPool:
         "num_blocks",
         "num_cached",
         "num_evicted",
+        "num_untouched",
         "queue",
         "shared",
         "unkeyed",
@@ -63,17 +65,25 @@ class BlockPool:
         self._victims = victims
         self._keyless_first = rules.keyless_first or victims is not None
         self._is_head_first = rules.is_head_first and index is None
-        self.unkeyed: list[int] = []
+        self.unkeyed = list(range(num_blocks - 1, -1, -1))
         self.queue: OrderedDict[int, None] = OrderedDict()
-        if self._keyless_first:
-            self.unkeyed += range(num_blocks - 1, -1, -1)
-        else:
-            self.queue.update(dict.fromkeys(range(num_blocks)))
+        self.num_untouched = num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
         return len(self.unkeyed) + len(self.queue)
+
+    @property
+    def keyless_first(self) -> bool:
+        """Whether freed blocks without a key go before those that nobody has held yet."""
+        return self._keyless_first
+
+    def note_touched(self) -> int:
+        """Blocks that nobody has held yet: they lie at the bottom of the stack."""
+        if len(self.unkeyed) < self.num_untouched:
+            self.num_untouched = len(self.unkeyed)
+        return self.num_untouched
 
     def take_one(self) -> int:
         if self.unkeyed:
@@ -122,6 +132,7 @@ class BlockPool:
         """Take back blocks that nobody holds any more, in the order of their block table: tails
         are reused first, since a prefix must outlive what hangs on it."""
         index = self._index
+        self.note_touched()
         if self._keyless_first and index is None:
             self.unkeyed += blocks
             return
@@ -134,6 +145,7 @@ class BlockPool:
             self.unkeyed += [block for block in blocks if block not in index]
 
     def _evict(self, blocks: list[int]) -> None:
+        self.note_touched()
         for block in blocks:
             del self.queue[block]
             self._index.forget(block)

@@ -15,6 +15,7 @@ from kvsim.study.tables import Table
 SPANS = ("replica", "start_ns", "end_ns")
 NS_PER_S = 1e9
 LONGEST_SHOWN = 1.5
+NEVER_USED = "never_used"
 
 
 class TimeAxis(NamedTuple):
@@ -89,8 +90,9 @@ def num_replicas(steps: Table) -> int:
 
 
 def read_memory(folder: Path) -> Table | None:
-    """The slots by kind in every step and, between them, while a replica has no work."""
-    slots = tuple(f"{kind}_slots" for kind in SLOT_KINDS)
+    """The slots by kind, and those never used, in every step and, between them, while a replica has
+    no work."""
+    slots = tuple(f"{kind}_slots" for kind in (*SLOT_KINDS, NEVER_USED))
     parts = [read_columns(folder / name, (*SPANS, *slots)) for name in (STEPS, IDLE)]
     there = [part for part in parts if part is not None]
     if not there:
@@ -101,9 +103,11 @@ def read_memory(folder: Path) -> Table | None:
 
 
 def memory_shares(memory: Table, edges_ns: np.ndarray) -> dict[str, np.ndarray]:
-    """Shares of the pool by kind in each bin; they add up to 1 up to the end of the run."""
+    """Shares of the pool by kind in each bin, which add up to 1 up to the end of the run, and the
+    share never used until then."""
     pool = float(sum(int(memory[f"{kind}_slots"][0]) for kind in SLOT_KINDS))
-    return {kind: replica_means(memory, f"{kind}_slots", edges_ns) / pool for kind in SLOT_KINDS}
+    kinds = (*SLOT_KINDS, NEVER_USED)
+    return {kind: replica_means(memory, f"{kind}_slots", edges_ns) / pool for kind in kinds}
 
 
 def bins_of(num_panels: int) -> int:
