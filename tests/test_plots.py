@@ -24,6 +24,7 @@ from kvsim.study.plots.latency import MOST_POINTS, cumulative
 from kvsim.study.plots.select import select
 from kvsim.study.plots.style import wrapped
 from kvsim.study.plots.timeline import (
+    NEVER_USED,
     binned_mean,
     memory_shares,
     read_memory,
