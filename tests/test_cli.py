@@ -211,7 +211,7 @@ def test_the_embedded_trace_is_what_its_command_writes(kvsim, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.name
+    "path", sorted((ROOT / "experiments").rglob("*.yaml")), ids=lambda p: p.name
 )
 def test_every_experiment_in_the_repository_is_valid(kvsim, path):
     plain = yaml.safe_load(path.read_text())["workload"]
