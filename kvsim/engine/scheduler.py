@@ -23,7 +23,7 @@ from kvsim.engine.rules import LATEST, Rules, Unchunked
 from kvsim.engine.waiting import ByPriority
 
 NO_LIMIT = 1 << 62
-LONGEST_PROMISE = 1024
+LONGEST_PROMISE = 256
 """Steps that one promise may hold: bounds its arrays, and what a cut throws away."""
 
 
@@ -269,7 +269,7 @@ class Scheduler:
             return 1  # what is published may be hit, and blocks of equal tokens become one
         if self.waiting and (self._passed_over or not self.kv.blocks_for_good):
             return 1
-        if self.waiting and self._quotes_running(self.waiting[0]):
+        if self.waiting and self.kv.is_caching and self._quotes_running(self.waiting[0]):
             return 1
         return self.kv.headroom(plan.decodes, LONGEST_PROMISE)
 

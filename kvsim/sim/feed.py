@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from kvsim.engine.request import Request, Sequence, Span, merged
-from kvsim.sim.replica import Replica
+from kvsim.sim.replica import NEVER, Replica
 from kvsim.workload.workload import Workload
 
 
@@ -84,6 +84,7 @@ class Feed:
         """Let the open-loop rows come, each at its time."""
         rows = np.flatnonzero(self._workload.after < 0)
         times = self._workload.arrival_ns[rows].tolist()
+        self._has_one_replica = len(self.replicas) == 1
         self._coming = iter(zip(rows.tolist(), times, strict=True))
         self._await_next(None)
 
@@ -96,8 +97,12 @@ class Feed:
             if time_ns > now_ns:
                 timeout = self._env.timeout(time_ns - now_ns, row)
                 timeout.callbacks.append(self._await_next)
+                if self._has_one_replica:  # it need promise nothing beyond
+                    self.replicas[0].next_arrival_ns = time_ns
                 return
             self._arrive(row)
+        if self._has_one_replica:
+            self.replicas[0].next_arrival_ns = NEVER
 
     def ended(self, seq: Sequence) -> None:
         """An answer has ended; its request is over with its last one."""

@@ -11,6 +11,7 @@ from kvsim.engine.request import Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.sim.recorder import Recorder
 
+NEVER = 1 << 62
 STEP_END, PLAN = 2, 1 << 20
 """SimPy priorities. At one instant come first the arrivals, then the ends of steps (replicas in
 order, each followed by the arrivals that it causes), then the plans of the next steps."""
@@ -47,6 +48,7 @@ class Replica:
         self.scheduler = scheduler
         self.executor = executor
         self.recorder = recorder
+        self.next_arrival_ns = NEVER  # of a request that is sure to come here, as far as known
         self.num_outstanding = 0  # sequences submitted and not ended
         self._env = env
         self._index = index
@@ -83,21 +85,30 @@ class Replica:
         self._durations, self._finished, self._forks = self.executor.execute(plan, steps)
         self._plan = plan
         self._start_ns = now_ns
-        self._set_alarm(sum(self._durations), STEP_END)
+        end_ns = now_ns + sum(self._durations)
+        if end_ns > self.next_arrival_ns and plan.limit == ARRIVALS:
+            end_ns = self._keep_until(self.next_arrival_ns)
+        self._set_alarm(end_ns - now_ns, STEP_END)
 
     def _cut(self) -> None:
         """Let the promise end with the step in flight."""
-        now_ns, durations = self._env.now, self._durations
-        end_ns, num_steps = self._start_ns, 0
+        num_steps = len(self._durations)
+        end_ns = self._keep_until(self._env.now)
+        if len(self._durations) < num_steps:
+            self._set_alarm(end_ns - self._env.now, STEP_END)
+
+    def _keep_until(self, at_ns: int) -> int:
+        """Keep the steps of the promise up to the one in flight at at_ns; when that ends."""
+        durations, end_ns, num_steps = self._durations, self._start_ns, 0
         for duration_ns in durations:
             end_ns += duration_ns
             num_steps += 1
-            if end_ns >= now_ns:  # in flight: at one instant arrivals come before ends of steps
+            if end_ns >= at_ns:  # at one instant arrivals come before ends of steps
                 break
         if num_steps < len(durations):
             del durations[num_steps:]
             self._finished = []
-            self._set_alarm(end_ns - now_ns, STEP_END)
+        return end_ns
 
     def _set_alarm(self, delay_ns: int, priority: int) -> None:
         """Wake at now + delay_ns; an alarm set before is void."""

@@ -39,6 +39,7 @@ class Contiguous:
 
     can_fork = False
     reserves = True
+    is_caching = False
     keyless_first = True
     num_forked_blocks = 0
     num_copies = 0

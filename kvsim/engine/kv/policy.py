@@ -51,6 +51,7 @@ class KVCachePolicy(Protocol):
     num_blocks: int
     block_size: int
     can_fork: bool
+    is_caching: bool  # finds prefixes again
     reserves: bool  # holds slots for tokens still to come: contiguous policies
     keyless_first: bool  # freed memory without a prefix key goes before what nobody has held yet
     num_forked_blocks: int  # block table entries that forks share, counted at each fork
