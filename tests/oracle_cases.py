@@ -47,6 +47,27 @@ def v1_case(seed: int, engine: str | None = None) -> tuple[dict, list[dict]]:
     return config, trace
 
 
+def priority_case(seed: int, engine: str) -> tuple[dict, list[dict]]:
+    """As v1_case, everyone with a priority, and in two of three cases with seats and arrivals that
+    overfill the pool. Every request fits alone: one that does not would wait for ever, or come and
+    go for ever, and only the others can tell a policy."""
+    rng = Random(f"priority {seed}")
+    config, trace = v1_case(seed, engine)
+    config["policy"] = "priority"
+    roof = (config["num_gpu_blocks"] - 1) * config["block_size"]
+    if rng.random() < 2 / 3:
+        config["max_num_seqs"] = rng.choice([4, 8, 64])
+        for row in trace:
+            if "arrival_step" in row:
+                row["arrival_step"] //= rng.choice([2, 8])
+        trace.sort(key=lambda row: row.get("arrival_step", 0))
+    levels = rng.choice([[0, 1], [0, 1, 1, 1], [0, 5, 9], range(10)])
+    for row in trace:
+        row["priority"] = rng.choice(levels)
+        row["output_tokens"] = max(1, min(row["output_tokens"], roof - row["prompt_tokens"]))
+    return config, trace
+
+
 def v1_trace(rng: Random, config: dict, longest: int, is_timed: bool) -> list[dict]:
     block_size = config["block_size"]
     labels = {f"s{n}": rng.randint(1, max(1, longest // 2)) for n in range(rng.choice([1, 2, 5]))}

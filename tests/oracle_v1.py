@@ -3,6 +3,12 @@
 Nothing here imports kvsim: tokens are lists, keys are looked up one by one, the free queue is a
 list. Section numbers in the comments are that page's. A case is a dict of engine arguments and a
 list of trace rows; the result is the rows of steps.jsonl.
+
+With `policy: priority` rows may carry a `priority`, and everyone has a rank, (priority, arrival),
+the lowest of which goes first. The queue is by rank. The victim of a preemption is the highest in
+rank of all who run. If this step has served him already, his tokens go back to the budget and he is
+taken out of the step. If he is the one who asks, the walk ends: who runs behind him is not run in
+this step.
 """
 
 from __future__ import annotations
@@ -45,6 +51,8 @@ class Asked:
     tokens: list[tuple[str, int]]  # known: the prompt, then what was generated
     num_prompt: int
     num_output: int
+    priority: int = 0
+    arrival: int = 0  # the how-manieth to arrive
     computed: int = 0
     table: list[int] = field(default_factory=list)
     was_preempted: bool = False
@@ -56,6 +64,10 @@ class Asked:
     @property
     def generated(self) -> int:
         return self.known - self.num_prompt
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.priority, self.arrival
 
 
 class Pool:
@@ -144,11 +156,16 @@ class Engine:
         self.watermark = config.get("watermark", 0) if self.how.has_watermark else 0
         caching = config.get("enable_prefix_caching", False)
         self.pool = Pool(self.num_gpu_blocks, self.block_size, caching=caching, how=self.how)
+        self.is_by_priority = config.get("policy", "fcfs") == "priority"
+        self.num_arrived = 0
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
 
     def step(self, arrived: list[Asked]) -> dict:
-        self.waiting += arrived
+        for one in arrived:
+            one.arrival = self.num_arrived
+            self.num_arrived += 1
+        self.queue(self.waiting + arrived)
         evicted = self.pool.num_evicted
         self.budget = self.max_num_batched_tokens
         self.prefills: list[list] = []
@@ -177,6 +194,10 @@ class Engine:
         row |= {"fin": finished} if finished else {}
         return row | {"free_end": len(self.pool.queue)}
 
+    def queue(self, asked: list[Asked]) -> None:
+        """Whose turn it is: 1.4, or by rank."""
+        self.waiting = sorted(asked, key=lambda one: one.rank) if self.is_by_priority else asked
+
     def walk_running(self) -> None:
         """1.3"""
         place = 0
@@ -184,12 +205,18 @@ class Engine:
             one = self.running[place]
             left = self.max_model_len - one.computed - 1
             num_new = min(one.known - one.computed, self.cap, self.budget, left)
-            place += 1
             while not self.allocate(one, [], num_new, is_admission=False):
-                victim = self.running.pop()
+                victim = self.running[-1]
+                if self.is_by_priority:
+                    victim = max(self.running, key=lambda running: running.rank)
+                if victim in self.schedule:
+                    self.unschedule(victim)
+                    place -= 1
+                self.running.remove(victim)
                 self.preempt(victim)
                 if victim is one:
                     return
+            place += 1
             # the last token of a prompt is a chunk (v1_copies, step 1); what one token amid the
             # outputs of a resumed request is, no golden run tells: here a decode
             if num_new == 1 and one.computed >= one.num_prompt:
@@ -200,11 +227,21 @@ class Engine:
             one.computed += num_new
             self.schedule.append(one)
 
+    def unschedule(self, victim: Asked) -> None:
+        self.schedule.remove(victim)
+        if victim.name in self.decodes:
+            self.decodes.remove(victim.name)
+            self.budget += 1
+        else:
+            (chunk,) = [chunk for chunk in self.prefills if chunk[0] == victim.name]
+            self.prefills.remove(chunk)
+            self.budget += chunk[1]
+
     def preempt(self, victim: Asked) -> None:
         """1.7"""
         self.pool.free(victim.table)
         victim.table, victim.computed, victim.was_preempted = [], 0, True
-        self.waiting.insert(0, victim)
+        self.queue([victim, *self.waiting])
         self.preempted.append(victim.name)
 
     def admit_waiting(self) -> None:
@@ -229,7 +266,7 @@ class Engine:
             self.budget -= num_new
             one.computed = hit + num_new
             self.schedule.append(one)
-        self.waiting = skipped + self.waiting
+        self.queue(skipped + self.waiting)
 
     def allocate(self, one: Asked, hits: list[int], num_new: int, *, is_admission: bool) -> bool:
         """1.5"""
@@ -277,7 +314,8 @@ def asked(row: dict) -> Asked:
         tokens += [(label, j) for j in range(int(length))]
     num_prompt = int(row["prompt_tokens"])
     tokens += [(f"own {row['request_id']}", j) for j in range(num_prompt - len(tokens))]
-    return Asked(row["request_id"], tokens, num_prompt, int(row["output_tokens"]))
+    priority = int(row.get("priority") or 0)
+    return Asked(row["request_id"], tokens, num_prompt, int(row["output_tokens"]), priority)
 
 
 def replay(config: dict, trace: list[dict], max_steps: int = 10_000) -> list[dict]:

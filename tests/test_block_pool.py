@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvsim.engine.kv.pool import BlockPool
 from kvsim.engine.rules import RULES
 
 NUM_BLOCKS = 7
+QUEUES_ALL = ("vllm-0.20", "vllm-0.11", "vllm-0.8")
 
 
 class Keys(set):
@@ -26,17 +27,22 @@ class Keys(set):
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders take, share and give back; `free` is the one queue that vLLM keeps: blocks without a
-    key in front, the last freed foremost, then cached ones, the longest unreferenced first."""
+    """Holders take, share and give back; `free` is the one queue that vLLM keeps. From 0.26 on,
+    freed blocks without a key go to its front, the last freed foremost, and cached ones to its end,
+    the longest unreferenced first; before, all go to the end. A table is freed from its tail; in
+    0.8 without caching, from its head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys = Keys()
-        self.forgotten = self.keys.forgotten
-        self.pool = BlockPool(NUM_BLOCKS, self.keys)
         self.holders: dict[int, int] = {}
         self.free = list(range(NUM_BLOCKS))
         self.cached: set[int] = set()
+
+    @initialize(version=st.sampled_from(sorted(RULES)), is_caching=st.booleans())
+    def build(self, version, is_caching):
+        self.version, self.is_caching, self.keys = version, is_caching, Keys()
+        self.forgotten = self.keys.forgotten
+        self.pool = BlockPool(NUM_BLOCKS, self.keys if is_caching else None, RULES[version])
 
     def _taken(self, blocks: list[int]) -> None:
         """The front of the queue, and each cached block of it forgotten."""
@@ -78,15 +84,33 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.drop_shared(block) == others_remain
         if others_remain:
             return
-        del self.holders[block]
-        if keep:
-            self.keys.add(block)
-            self.cached.add(block)
-            self.free.append(block)
-        else:
-            self.keys.discard(block)
-            self.free.insert(0, block)
-        self.pool.give([block])
+        self._given([block], {block} if keep else set())
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def give(self, data):
+        """A table goes whole; some of its blocks have a key."""
+        unshared = sorted(block for block, count in self.holders.items() if count == 1)
+        if unshared:
+            table = data.draw(st.lists(st.sampled_from(unshared), unique=True))
+            self._given(table, {block for block in table if data.draw(st.booleans())})
+
+    def _given(self, table: list[int], keyed: set[int]) -> None:
+        keyed = keyed if self.is_caching else set()
+        self.keys.difference_update(table)
+        self.keys |= keyed
+        self.cached |= keyed
+        is_head_first = self.version == "vllm-0.8" and not self.is_caching
+        for block in table if is_head_first else reversed(table):
+            del self.holders[block]
+            if block not in keyed and self.version not in QUEUES_ALL:
+                self.free.insert(0, block)
+            else:
+                self.free.append(block)
+        if self.version not in QUEUES_ALL:  # the tail, freed first, ends up foremost
+            keyless = [block for block in reversed(table) if block not in keyed]
+            self.free[: len(keyless)] = keyless
+        self.pool.give(table)
 
     @invariant()
     def every_block_is_free_or_held(self):
@@ -101,14 +125,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_cached_blocks_are_forgotten(self):
-        assert set(self.pool.queue) == self.cached
+        if self.version not in QUEUES_ALL:
+            assert set(self.pool.queue) == self.cached
         assert self.pool.num_cached == len(self.cached)
         assert not self.forgotten
 
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(
-    derandomize=True, database=None, deadline=None, max_examples=60, stateful_step_count=40
+    derandomize=True, database=None, deadline=None, max_examples=100, stateful_step_count=40
 )
 
 
