@@ -407,11 +407,6 @@ def test_a_limit_in_yaml_goes_before_those_of_a_trace(tmp_path):
     assert build_workload(load(source_of(tmp_path, *limited)), tmp_path).max_tokens[0] == 9
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="oracle and pow2 reserve the answer that would have been made, not the one that "
-    "max_tokens leaves of it",
-)
 @pytest.mark.parametrize("reserve", ["oracle", "pow2"])
 def test_an_oracle_reserves_no_more_than_a_limit_leaves(reserve, tmp_path):
     """Four tokens of prompt and four of answer: two blocks a request, so five at once."""

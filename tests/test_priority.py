@@ -36,22 +36,6 @@ from tests.twin import Setup
 NUM_CASES = 60  # for each version; twice as many of the cheaper ones
 MAX_STEPS = 150
 
-granted_twice = pytest.mark.xfail(
-    strict=True,
-    reason="by priority a step of plain decodes grants its blocks twice: who starts a block takes "
-    "two",
-)
-not_cut = pytest.mark.xfail(
-    strict=True,
-    reason="by priority an arrival may go before a head that seats, budget or memory blocks, but "
-    "it cuts a jump only where nothing blocks the head",
-)
-rank_is_lost = pytest.mark.xfail(
-    strict=True,
-    reason="answers that fork off do not inherit the rank of their request: theirs is (0, 0), the "
-    "first of all; two of them in the queue cannot be compared",
-)
-
 
 def scheduler_of(num_blocks: int, **options: object) -> Scheduler:
     """Blocks of 4 tokens, room for 8 seats and 64 tokens unless said otherwise."""
@@ -174,7 +158,6 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     assert stepped(scheduler).admitted == [short]
 
 
-@granted_twice
 def test_a_decode_by_priority_takes_a_block_when_its_last_is_full_and_no_other():
     scheduler = scheduler_of(10)
     seq = asked(scheduler, 0, 4, 0)
@@ -185,7 +168,6 @@ def test_a_decode_by_priority_takes_a_block_when_its_last_is_full_and_no_other()
     assert held == [1, 2, 2, 2, 2, 3]
 
 
-@rank_is_lost
 def test_the_answers_of_a_request_go_before_one_of_better_rank_goes():
     scheduler = scheduler_of(5)
     parent, high = asked(scheduler, 0, 4, 5, width=2), asked(scheduler, 1, 4, 0)
@@ -196,7 +178,6 @@ def test_the_answers_of_a_request_go_before_one_of_better_rank_goes():
     assert high.state is State.RUNNING
 
 
-@rank_is_lost
 def test_answers_of_two_requests_can_wait_together():
     rows = [Row(0, own(n, 3), 8, num_samples=3) for n in range(2)]
     run, _ = both_ways(ranked(rows, [0, 1]), Setup(num_blocks=4, can_fork=True))
@@ -225,7 +206,6 @@ def decided(folder: Path, config: dict, trace: list[dict], told: list[dict]) -> 
     return (replay.step(row) for row in told)
 
 
-@granted_twice
 @pytest.mark.parametrize("engine", VERSIONS)
 def test_random_runs_by_priority_are_equal_to_the_oracle_in_every_value(engine, tmp_path):
     for seed in range(NUM_CASES):
@@ -283,7 +263,6 @@ def both_ways(workload: Workload, setup: Setup, **options: object) -> tuple[Run,
     )
 
 
-@granted_twice
 @pytest.mark.parametrize("version", RULES)
 def test_jumping_and_stepping_by_priority_tell_the_same_and_obey_the_laws(version):
     for seed in range(2 * NUM_CASES):
@@ -298,7 +277,6 @@ def test_jumping_and_stepping_by_priority_tell_the_same_and_obey_the_laws(versio
         assert not (jumping.requests["outcome"] == Outcome.UNFINISHED).any()
 
 
-@granted_twice
 @pytest.mark.parametrize("version", RULES)
 def test_where_all_priorities_are_equal_who_came_first_is_served_first(version):
     """Forks aside: the answers of a request stand together in the queue by priority only."""
@@ -331,7 +309,6 @@ BLOCKED = {
 }
 
 
-@not_cut
 @pytest.mark.parametrize("what", BLOCKED)
 def test_an_arrival_of_better_rank_passes_a_blocked_head_at_the_next_step(what):
     rows, options = BLOCKED[what]
@@ -342,11 +319,6 @@ def test_an_arrival_of_better_rank_passes_a_blocked_head_at_the_next_step(what):
     assert jumping.requests["admitted_ns"].tolist()[2] == 3 * MS
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="by priority the walk over who runs serves complete answers of a static batch again, "
-    "where a threshold leaves another prompt of it unfinished",
-)
 def test_a_static_batch_by_priority_is_chunked_by_a_threshold():
     rows = [Row(0, own(0, 2), 1), Row(0, own(1, 20), 3)]
     setup = Setup(memory="contiguous", reserve="oracle", placement="first_fit", is_static=True)

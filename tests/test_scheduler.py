@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,8 +32,7 @@ from kvsim.engine.scheduler import Scheduler
 LONGEST = 24  # tokens of a request
 PAPER_ERA = {"vllm-0.2": False, "paper": True}  # whether prompts and decodes share a step
 SAME_RUNS = settings(derandomize=True, database=None, deadline=None, stateful_step_count=30)
-# to shrink runs that never end takes minutes. TODO: SAME_RUNS when the test of priorities passes
-UNSHRUNK = settings(SAME_RUNS, max_examples=30, phases=[Phase.generate])
+FEWER_RUNS = settings(SAME_RUNS, max_examples=30)
 
 
 @dataclass(eq=False)
@@ -403,15 +402,10 @@ def test_first_come_first_served_keeps_its_laws(version):
     run_state_machine_as_test(machine, settings=settings(SAME_RUNS, max_examples=30))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="by priority a step of plain decodes grants its blocks twice; forked answers lose the "
-    "rank of their request",
-)
 @pytest.mark.parametrize("version", RULES)
 def test_priorities_keep_the_laws(version):
     machine = type("Machine", (V1Machine,), {"whose": RULES[version], "is_by_priority": True})
-    run_state_machine_as_test(machine, settings=UNSHRUNK)
+    run_state_machine_as_test(machine, settings=FEWER_RUNS)
 
 
 @pytest.mark.parametrize("era", PAPER_ERA)

@@ -396,11 +396,6 @@ def test_jumping_and_stepping_tell_the_same_under_the_rules_of_each_version(vers
     compare()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="steps within a jump are told as if free blocks without a key went first, which is so "
-    "from vllm-0.26 on only: before, they queue behind the cached ones that were freed earlier",
-)
 @pytest.mark.parametrize("version", ["vllm-0.20", "vllm-0.11", "vllm-0.8"])
 def test_a_jump_tells_evictions_in_the_order_of_the_queue(version):
     """Freed are two cached blocks, then one without a key; the long answer takes blocks enough to

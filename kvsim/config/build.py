@@ -132,7 +132,7 @@ def _kv(
             registered=registered,
         )
     limit = policy.reserve_tokens or max_model_len
-    outputs = workload.output_tokens.tolist() if policy.reserve in ("pow2", "oracle") else []
+    outputs = workload.answer_tokens().tolist() if policy.reserve in ("pow2", "oracle") else []
     reserve = {
         "max": lambda: contiguous.reserve_max(max_model_len),
         "pow2": lambda: contiguous.reserve_pow2(outputs),

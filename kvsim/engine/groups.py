@@ -62,6 +62,8 @@ class GroupScheduler:
     since the model may drop one after any step.
     """
 
+    is_by_priority = False
+
     def __init__(
         self,
         kv: Paged,

@@ -83,7 +83,7 @@ class Sequence:
     num_recomputed: int = 0
     num_hit: int = 0  # tokens found in the prefix cache when it was first admitted
     num_resumed_hit: int = 0  # and when it came back from preemptions
-    rank: tuple[int, int] = (0, 0)  # in the queue by priority: lower goes first
+    rank: tuple[int, int, int] = (0, 0, 0)  # by priority, submission, sample: lower goes first
     width: int = 1  # seats it takes: the answers that will fork from it
     blocks: list[int] = field(default_factory=list)  # the block table
     host_blocks: list[int] = field(default_factory=list)  # where its KV is while it is swapped

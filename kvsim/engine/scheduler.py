@@ -69,7 +69,7 @@ class Scheduler:
         self._spares_lone_prefill = rules.spares_lone_prefill
         self._longest_chunk = NO_LIMIT  # of the step being planned
         self._passed_over: list[Sequence] = []  # heads too long for a step, in this one
-        self._is_by_priority = is_by_priority
+        self.is_by_priority = is_by_priority
         self._num_submitted = 0
         self.waiting: deque[Sequence] | ByPriority = ByPriority() if is_by_priority else deque()
         self.running: dict[int, Sequence] = {}
@@ -100,8 +100,8 @@ class Scheduler:
         return request.num_samples <= self.max_num_seqs and self.kv.fits(request, num_tokens)
 
     def submit(self, seq: Sequence) -> None:
-        if self._is_by_priority:
-            seq.rank = (seq.request.priority, self._num_submitted)
+        if self.is_by_priority:
+            seq.rank = (seq.request.priority, self._num_submitted, seq.sample)
             self._num_submitted += 1
         self.waiting.append(seq)
 
@@ -132,8 +132,11 @@ class Scheduler:
         """Give every running sequence its next tokens, oldest first. Who finds no memory preempts
         the newest, itself at last."""
         kv, decodes = self.kv, self.decodes
-        if self._is_by_priority and (self.partial or not kv.grant_all(decodes)):
-            self._continue_by_priority(plan)
+        if self.is_by_priority:
+            if self.partial or not kv.grant_all(decodes):
+                self._continue_by_priority(plan)
+            else:
+                plan.token_budget -= decodes.num_seqs
             return
         wanted = self._share_budget(plan) if self.partial else []
         if wanted or not kv.grant_all(decodes):
@@ -171,6 +174,8 @@ class Scheduler:
         for seq in [*self.running.values()]:
             if seq.state is not State.RUNNING:
                 continue
+            if seq.joined_at < 0 and seq.order not in self.partial:
+                continue  # complete, and held for the rest of its batch
             if has_failed or plan.token_budget <= 0:
                 if seq.joined_at >= 0:
                     self._stall(seq)
@@ -396,6 +401,7 @@ class Scheduler:
                 num_tokens=parent.num_tokens,
                 num_computed=parent.num_computed,
                 admitted_ns=parent.admitted_ns,
+                rank=(*parent.rank[:2], sample),
             )
             self.kv.fork(parent, child)
             child.state = State.RUNNING

@@ -68,8 +68,13 @@ class Replica:
         self.scheduler.submit(seq)
         if self._alarm is None:  # idle: plan once everything of this instant has arrived
             self._set_alarm(0, PLAN)
-        elif self._plan is not None and self._plan.limit == ARRIVALS and len(self._durations) > 1:
+        elif self._plan is not None and len(self._durations) > 1 and self._may_enter(self._plan):
             self._cut()
+
+    def _may_enter(self, plan: StepPlan) -> bool:
+        """Whether an arrival could enter the batch after the step in flight: nothing blocks the
+        queue, or by priority it may pass a head that is blocked."""
+        return plan.limit == ARRIVALS or self.scheduler.is_by_priority
 
     def stop(self) -> None:
         """End the simulation: the step in flight runs to its end, and no other begins."""

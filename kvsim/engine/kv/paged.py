@@ -245,8 +245,8 @@ class Paged:
         `spare` blocks free."""
         num_seqs, period = decodes.num_seqs, self.block_size
         free = self.pool.num_free - spare
-        if self.publishes_computed:
-            # evictions of several blocks at once show in the first step of a promise only
+        if self._index is not None and not (self.keyless_first and self._seals_ahead):
+            # which block is evicted next, or how many at once, shows in a promise's first step only
             free = len(self.pool.unkeyed) - spare
         if free < 0:
             return 1
