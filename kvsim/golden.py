@@ -54,6 +54,13 @@ def compare(folder: Path) -> Comparison:
             row = replay.step(told)
         except HostFull as error:
             raise UserError(f"{folder}: step {told['step']}: num_cpu_blocks: {error}") from None
+        except (LookupError, ValueError, AttributeError) as error:
+            if "ops" not in told and not getattr(replay, "has_beams", False):
+                raise
+            fault = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"{folder}: step {told['step']}: its ops cannot be followed here ({fault})"
+            ) from None
         told = {name: value for name, value in told.items() if name != "t"}
         if "tables" not in told:
             row.pop("tables", None)

@@ -25,6 +25,7 @@ from kvsim.errors import UserError
 PAPER_ERA = ("vllm-0.2", "paper")
 SHARED_TEXT = 1 << 40  # labels of shared segments are streams from here on
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
+Blocks = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class CaseConfig(BaseModel):
@@ -34,8 +35,8 @@ class CaseConfig(BaseModel):
 
     oracle: Literal["v1", "v0.2.0"] = "v1"
     engine: str | None = None
-    num_gpu_blocks: Count
-    block_size: Count
+    num_gpu_blocks: Blocks
+    block_size: Annotated[int, Field(ge=1, le=1_000_000)]
     max_num_batched_tokens: Count
     max_num_seqs: Count = 256
     max_model_len: Count = 1 << 40
@@ -44,7 +45,7 @@ class CaseConfig(BaseModel):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     scheduler_reserve_full_isl: bool = True
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
-    num_cpu_blocks: Annotated[int, Field(ge=0)] = 0
+    num_cpu_blocks: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     preemption_mode: Literal["recompute", "swap"] | None = None
 
     @property
@@ -84,7 +85,10 @@ def _config(path: Path) -> CaseConfig:
     except yaml_text.YamlFault as fault:
         raise UserError(f"{path}: {fault}") from None
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        faults = [
+            ": ".join([*map(str, one["loc"]), one["msg"].replace("CaseConfig", "of keys")])
+            for one in error.errors()
+        ]
         raise UserError("\n".join(f"{path}: {fault}" for fault in faults)) from None
     known = [*RULES, *PAPER_ERA]
     if config.rules not in known:
@@ -95,7 +99,10 @@ def _config(path: Path) -> CaseConfig:
 
 
 def _trace(path: Path) -> tuple[list[str], list[Asked]]:
-    rows = list(csv.DictReader(_text(path).splitlines()))
+    try:
+        rows = list(csv.DictReader(_text(path).splitlines()))
+    except csv.Error as fault:
+        raise UserError(f"{path}: not CSV: {fault}") from None
     ids = [row.get("request_id") or "" for row in rows]
     if len(set(ids)) < len(ids):
         raise UserError(f"{path}: request_id: two rows have the same")
@@ -130,7 +137,9 @@ def _asked(index: int, row: dict, ids: list[str], labels: dict[str, int]) -> Ask
     spans.append(Span(index, 0, own))
     is_beam = row.get("beam") == "1"
     request = Request(index, merged(tuple(spans)), prompt, width, is_beam=is_beam)
-    arrival = row["arrival_step"] if "arrival_step" in row else row["arrival_time"]
+    arrival = row.get("arrival_step", row.get("arrival_time"))
+    if arrival is None:
+        raise ValueError("there is neither arrival_step nor arrival_time")
     return Asked(request, float(arrival), outputs)
 
 
@@ -141,12 +150,33 @@ def _steps(path: Path) -> list[dict]:
             continue
         try:
             told = json.loads(line)
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise UserError(f"{path}:{number}: not JSON: {fault}") from None
-        if not isinstance(told, dict) or not isinstance(told.get("step"), int):
-            raise UserError(f"{path}:{number}: not a step: an object with a number `step`")
+        if not isinstance(told, dict) or not _is_step(told):
+            raise UserError(
+                f"{path}:{number}: not a step: an object with a whole number `step`, and where "
+                'there are some a number `t`, whole numbers `arr_seq`, and `ops` ["F", parent, '
+                'child] or ["X", sequence]'
+            )
         steps.append(told)
+    if not steps:
+        raise UserError(f"{path}: has no steps")
     return steps
+
+
+def _is_step(told: dict) -> bool:
+    ops, numbers = told.get("ops", []), told.get("arr_seq", [])
+    if not isinstance(ops, list) or not isinstance(numbers, list):
+        return False
+    lengths = {"F": 3, "X": 2}
+    return (
+        type(told.get("step")) is int
+        and type(told.get("t", 0)) in (int, float)
+        and all(type(number) is int for number in numbers)
+        and all(isinstance(op, list) and op and isinstance(op[0], str) for op in ops)
+        and all(len(op) == lengths.get(op[0]) for op in ops)
+        and all(type(number) is int for op in ops for number in op[1:])
+    )
 
 
 def _text(path: Path) -> str:

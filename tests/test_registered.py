@@ -142,7 +142,7 @@ def test_prefixes_that_cannot_be_registered_are_named(run_of):
         ConfigError, match=r"workload.prefixes: is missing, and kv.policy.registered"
     ):
         run_of("workload.prefixes=")
-    with pytest.raises(UserError, match=r"1 prefixes of 21 blocks do not fit into kv.num_blocks"):
+    with pytest.raises(UserError, match=r"the 21 blocks of the prefixes .* do not fit"):
         run_of("kv.num_blocks=20")
 
 

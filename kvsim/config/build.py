@@ -106,8 +106,8 @@ def _registered(experiment: models.Experiment, workload: Workload) -> dict[int, 
     prefixes = {stream: n // size for stream, n in shared_prefixes(workload).items() if n >= size}
     if (total := sum(prefixes.values())) > num_blocks:
         raise UserError(
-            f"kv.policy.registered_prefixes: {len(prefixes):,} prefixes of {total:,} blocks do not "
-            f"fit into kv.num_blocks ({num_blocks:,})"
+            f"kv.policy.registered_prefixes: the {total:,} blocks of the prefixes (their number: "
+            f"{len(prefixes):,}) do not fit into kv.num_blocks ({num_blocks:,})"
         )
     return prefixes
 

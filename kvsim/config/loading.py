@@ -276,13 +276,17 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
             found.append((path, f"{policy.prefix_index} needs prefix_caching: true"))
     found += _beam_faults(experiment) + _prefix_faults(experiment)
     budget, path = engine.max_num_batched_tokens, ("engine", "max_num_batched_tokens")
-    if engine.batching == "static":
-        if policy.kind != "contiguous":
-            found.append(
-                (("engine", "batching"), "static needs kv.policy.kind contiguous: it never grows")
-            )
-        return found
-    if budget < engine.max_num_seqs:
+    is_static = engine.batching == "static"
+    if is_static and policy.kind != "contiguous":
+        found.append(
+            (("engine", "batching"), "static needs kv.policy.kind contiguous: it never grows")
+        )
+    if is_static and engine.long_prefill_token_threshold:
+        text = (
+            f"{engine.long_prefill_token_threshold} has no meaning in a static batch: leave it out"
+        )
+        found.append((("engine", "long_prefill_token_threshold"), text))
+    if budget < engine.max_num_seqs and not is_static:
         found.append(
             (
                 path,
@@ -294,7 +298,11 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
     if policy.kind != "contiguous" and policy.watermark and not rules.has_watermark:
         found.append((("kv", "policy", "watermark"), f"{engine.rules} has none: it must be 0"))
     if engine.rules in PAPER_ERA:
-        for key, neutral in (("admission", None), ("scheduling_policy", "fcfs")):
+        for key, neutral in (
+            ("admission", None),
+            ("scheduling_policy", "fcfs"),
+            ("long_prefill_token_threshold", 0),
+        ):
             if (value := getattr(engine, key)) != neutral:
                 text = f"{_shown(value)} has no meaning under {engine.rules}: leave it out"
                 found.append((("engine", key), text))
@@ -309,7 +317,7 @@ def _disagreements(experiment: Experiment) -> list[tuple[KeyPath, str]]:
     path = ("engine", "max_num_batched_tokens")
     longest = engine.max_model_len or 0
     can_wait = rules.unchunked is not Unchunked.CHUNK
-    if not engine.chunked_prefill and can_wait and budget < longest:
+    if not engine.chunked_prefill and can_wait and budget < longest and not is_static:
         found.append(
             (
                 path,

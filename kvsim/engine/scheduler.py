@@ -207,7 +207,9 @@ class Scheduler:
         work = [one for one in plan.work if one.seq is seq]
         plan.token_budget += sum(one.num_new for one in work)
         plan.work = [one for one in plan.work if one.seq is not seq]
-        plan.moves = [move for move in plan.moves if move.target not in seq.blocks]
+        moves = [move for move in plan.moves if move.target not in seq.blocks]
+        self.kv.num_copies -= len(plan.moves) - len(moves)
+        plan.moves = moves
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit from the head of the queue while seats, token budget and memory last. Nobody

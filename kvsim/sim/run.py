@@ -131,7 +131,7 @@ def simulate(
     try:
         env.run(until=stop_ns)
     except HostFull as error:
-        raise UserError(f"{error}: kv.num_host_blocks is too small") from None
+        raise UserError(f"kv.num_host_blocks: too small: {error}") from None
     except (OverflowError, StructError):
         raise UserError("the simulated clock has passed 292 years, the last it holds") from None
     finally:

@@ -36,14 +36,17 @@ def run_point(source: Source, out: Path, on_progress: Progress | None = None) ->
     if not len(workload):
         raise UserError(f"{source.name}: workload: no requests")
     stop_s = experiment.measure.stop_s
-    log = simulate(
-        workload,
-        build_engine(experiment, workload),
-        num_replicas=experiment.replicas.count,
-        route=build_route(experiment.replicas),
-        stop_ns=None if stop_s is None else round(stop_s * 1e9),
-        on_progress=on_progress,
-    )
+    try:
+        log = simulate(
+            workload,
+            build_engine(experiment, workload),
+            num_replicas=experiment.replicas.count,
+            route=build_route(experiment.replicas),
+            stop_ns=None if stop_s is None else round(stop_s * 1e9),
+            on_progress=on_progress,
+        )
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from None
     measure = experiment.measure
     run = expand(log, measure.booking)
     window = window_of(run, measure.warmup_s, measure.cooldown_s)
