@@ -1,1 +1,1 @@
-"""The real backend: the same scheduler and block tables on a real model. Not built yet."""
+"""The real backend: the same scheduler and block tables on a real model."""

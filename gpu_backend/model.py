@@ -1,0 +1,96 @@
+"""A decoder over flat tokens and block tables: no padding, no cache of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, gelu, layer_norm, linear, relu, rms_norm, silu
+
+from gpu_backend.attention import Segment, paged_attention, write_kv
+from gpu_backend.rope import turned
+from gpu_backend.shape import Shape
+from gpu_backend.weights import POSITION_OFFSET, Weights
+
+ACTIVATION = {"silu": silu, "relu": relu, "gelu": gelu}
+
+
+class Batch(NamedTuple):
+    """The tokens of a step, one row each.
+
+    tokens, positions int64 [T]; slots int64 [<= T], where the KV of the first rows goes (the rest
+    is padding); `segments` say what each row attends to; logits are wanted of `rows` int64 [R].
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    segments: list[Segment]
+    rows: Tensor
+
+
+class Decoder:
+    """Llama, Mistral, Qwen2, Qwen3 and OPT, as their shapes say."""
+
+    def __init__(self, shape: Shape, weights: Weights) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.dtype = weights["embed"].dtype
+        self.device = weights["embed"].device
+        self._activation = ACTIVATION[shape.activation]
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch, kv: Tensor) -> Tensor:
+        """Logits [R, V] of the wanted rows, in the weights' dtype. The KV of every row goes to its
+        slot of kv [L, 2, N, B, G, D]."""
+        shape, weights = self.shape, self.weights
+        hidden = embedding(batch.tokens, weights["embed"])  # [T, hidden]
+        turns = None
+        if shape.rope is None:
+            hidden = hidden + embedding(batch.positions + POSITION_OFFSET, weights["positions"])
+        else:
+            turns = shape.rope.tables(batch.positions, self.dtype)
+        for number in range(shape.num_layers):
+            normed = self._norm(hidden, f"{number}.attention_norm")
+            hidden = hidden + self._attention(normed, number, turns, batch, kv[number])
+            normed = self._norm(hidden, f"{number}.ffn_norm")
+            hidden = hidden + self._feed_forward(normed, number)
+        hidden = self._norm(hidden[batch.rows], "norm")
+        return linear(hidden, weights.get("head", weights["embed"]))
+
+    def _attention(
+        self,
+        x: Tensor,
+        number: int,
+        turns: tuple[Tensor, Tensor] | None,
+        batch: Batch,
+        kv: Tensor,
+    ) -> Tensor:
+        shape, size = self.shape, self.shape.head_size
+        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        mixed = self._linear(x, f"{number}.qkv").view(len(x), sum(heads), size)
+        q, k, v = mixed.split(heads, dim=1)
+        if shape.has_qk_norm:
+            q, k = self._norm(q, f"{number}.q_norm"), self._norm(k, f"{number}.k_norm")
+        if turns is not None:
+            q, k = turned(q, *turns), turned(k, *turns)
+        write_kv(kv, batch.slots, k, v)
+        mixed = paged_attention(q, kv, batch.segments, size**-0.5)
+        return self._linear(mixed.flatten(1), f"{number}.out")
+
+    def _feed_forward(self, x: Tensor, number: int) -> Tensor:
+        up = self._linear(x, f"{number}.up")
+        if self.shape.rope is None:
+            return self._linear(self._activation(up), f"{number}.down")
+        gate, up = up.chunk(2, dim=-1)
+        return self._linear(self._activation(gate) * up, f"{number}.down")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight, eps = self.weights[name], self.shape.norm_eps
+        if self.shape.rope is None:
+            return layer_norm(x, weight.shape, weight, self.weights[f"{name}.bias"], eps)
+        return rms_norm(x, weight.shape, weight, eps)

@@ -1,0 +1,96 @@
+"""Rotary positions: the frequencies of every variant a checkpoint may ask for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import UserError
+
+KINDS = ("default", "linear", "llama3", "yarn")
+
+
+class Rope(NamedTuple):
+    """Dimension pair i of a head turns by `inverse[i]` a position; cosines and sines are scaled
+    by `attention_factor` (1 but for yarn)."""
+
+    inverse: tuple[float, ...]  # [D / 2]
+    attention_factor: float = 1.0
+
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D / 2] of positions int64 [T], computed in float32 at least."""
+        wide = torch.promote_types(dtype, torch.float32)
+        inverse = torch.tensor(self.inverse, dtype=torch.float32, device=positions.device)
+        angles = (positions.to(torch.float32)[:, None] * inverse)[:, None].to(wide)
+        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        return cos.to(dtype), sin.to(dtype)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, H, D] turned in pairs (d, d + D / 2), as checkpoints of all families here lay them."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def rope_of(config: dict[str, Any], head_size: int, where: str) -> Rope:
+    """The rope of a config.json, in the spelling of transformers 5 (`rope_parameters`) or before
+    (`rope_theta`, `rope_scaling`). Raises UserError."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    theta = float(given.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    if kind not in KINDS:
+        raise UserError(f"{where}: rope type {kind!r} is not one of {', '.join(KINDS)}")
+    if config.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UserError(f"{where}: partial_rotary_factor below 1 is not supported")
+    plain = [theta ** (-pair / head_size) for pair in range(0, head_size, 2)]
+    try:
+        if kind == "linear":
+            return Rope(tuple(one / given["factor"] for one in plain))
+        if kind == "llama3":
+            return Rope(tuple(_llama3(one, given) for one in plain))
+        if kind == "yarn":
+            return _yarn(plain, theta, given, config["max_position_embeddings"])
+    except KeyError as error:
+        raise UserError(f"{where}: rope type {kind} lacks {error}") from None
+    return Rope(tuple(plain))
+
+
+def _llama3(frequency: float, given: dict[str, Any]) -> float:
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, a ramp between."""
+    waves = given["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high, factor = given["low_freq_factor"], given["high_freq_factor"], given["factor"]
+    share = min(max((waves - low) / (high - low), 0.0), 1.0)  # of the frequency as it is
+    return frequency * (share + (1 - share) / factor)
+
+
+def _yarn(plain: list[float], theta: float, given: dict[str, Any], longest: int) -> Rope:
+    """Peng et al. 2023 (YaRN), section 3.2: interpolation of the dimensions that turn less than
+    beta_slow times in the original context, none of those that turn more than beta_fast times;
+    attention temperature by section 3.4."""
+    factor, size = given["factor"], 2 * len(plain)
+    original = given.get("original_max_position_embeddings") or longest
+
+    def dimension(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(given.get("beta_fast") or 32), dimension(given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low or 0.001
+    ramp = [min(max((pair - low) / width, 0.0), 1.0) for pair in range(len(plain))]
+    inverse = tuple(one * (1 - at + at / factor) for one, at in zip(plain, ramp, strict=True))
+
+    def temperature(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention = given.get("attention_factor")
+    if attention is None:
+        both = given.get("mscale"), given.get("mscale_all_dim")
+        attention = temperature(1.0)
+        if all(both):
+            attention = temperature(both[0]) / temperature(both[1])
+    return Rope(inverse, attention)
