@@ -22,6 +22,7 @@ from kvsim.study import definitions
 
 if TYPE_CHECKING:
     from kvsim.config.loading import Source
+    from kvsim.study.backends import Backend
 
 app = typer.Typer(
     help="How many LLM requests fit on your GPUs, and why: contiguous, paged and shared KV caches "
@@ -48,6 +49,16 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is th
 Json = Annotated[bool, typer.Option("--json", help="print the figures as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress and no table")]
 NoCharts = Annotated[bool, typer.Option("--no-charts", help="write tables only")]
+ExecutorName = Annotated[
+    str,
+    typer.Option(help="what runs the steps: simulated, or an installed backend", metavar="NAME"),
+]
+ExecutorSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--executor-set", help="option of the executor; again for more", metavar="KEY=VALUE"
+    ),
+]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="processes [one a core]")]
 
 
@@ -70,6 +81,8 @@ def run(
     quiet: Quiet = False,
     no_charts: NoCharts = False,
     jobs: Jobs = None,
+    executor: ExecutorName = "simulated",
+    executor_sets: ExecutorSets = None,
 ) -> None:
     """Simulate an experiment, and every point of its `compare` and `sweep`.
 
@@ -79,12 +92,18 @@ def run(
     from kvsim.config.loading import read_source
 
     source = read_source(file, sets or [])
+    backend = _backend(executor, executor_sets or [])
     target = out or Path("results") / file.stem
     show = _Show(target, overwrite, as_json, quiet, no_charts)
     if source.plain.get("compare") or source.plain.get("sweep"):
+        if backend is not None:
+            raise UserError(
+                f"{file}: --executor {executor} runs one experiment at a time: leave out compare "
+                "and sweep (--set compare={} --set sweep={})"
+            )
         _run_many(source, jobs, show)
     else:
-        _run_one(source, show)
+        _run_one(source, show, backend)
 
 
 @app.command()
@@ -268,14 +287,32 @@ class _Show(NamedTuple):
     no_charts: bool
 
 
-def _run_one(source: Source, show: _Show) -> None:
+def _backend(name: str, sets: list[str]) -> Backend | None:
+    """The backend of this name; None for the simulated executor."""
+    if name == "simulated":
+        if sets:
+            raise UserError("--executor-set: the simulated executor has no options")
+        return None
+    from kvsim.study.backends import find
+
+    options = {}
+    for text in sets:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise UserError(f"--executor-set {text}: give it as KEY=VALUE")
+        options[key] = value
+    return find(name, options)
+
+
+def _run_one(source: Source, show: _Show, backend: Backend | None) -> None:
     from kvsim.progress import progress
     from kvsim.study.results import new_folder
     from kvsim.study.runs import run_point
 
     with new_folder(show.target, overwrite=show.overwrite) as folder:
-        with progress("simulating", quiet=show.quiet) as on_progress:
-            summary = run_point(source, folder, on_progress)
+        doing = "simulating" if backend is None else "running"
+        with progress(doing, quiet=show.quiet) as on_progress:
+            summary = run_point(source, folder, on_progress, backend)
         fault = _draw(folder, show.no_charts)
     if show.as_json:
         _print_json(summary)

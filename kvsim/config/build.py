@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvsim.engine.kv.hash_chain import HashChain
 from kvsim.engine.kv.paged import Paged
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.kv.radix import Radix
+from kvsim.engine.plan import Executor
 from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
 from kvsim.latency.model import Linear
@@ -31,16 +33,21 @@ from kvsim.workload.traces import ReadOptions, read_trace
 from kvsim.workload.workload import Workload
 
 
-def build_engine(experiment: models.Experiment, workload: Workload) -> Engine:
+def build_engine(
+    experiment: models.Experiment,
+    workload: Workload,
+    make_executor: Callable[[list[int]], Executor] | None = None,
+) -> Engine:
+    """The engine of an experiment; its steps are simulated unless `make_executor` runs them."""
     config = experiment.engine
     assert config.step_time is not None and config.max_model_len is not None
     make_kv = partial(_kv, experiment, workload)
-    if getattr(experiment.kv.policy, "registered_prefixes", False):
-        make_kv = partial(make_kv, registered=_registered(experiment, workload))
+    if registered := registered_blocks(experiment, workload):
+        make_kv = partial(make_kv, registered=registered)
     latency = Linear(**config.step_time.model_dump())
     return Engine(
         make_kv=make_kv,
-        make_executor=partial(_executor, experiment, latency),
+        make_executor=make_executor or partial(_executor, experiment, latency),
         batching={"continuous": CONTINUOUS, "static": STATIC}[config.batching],
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -100,8 +107,10 @@ def _paper_era(experiment: models.Experiment) -> PaperEra | None:
     return PaperEra(kv.num_host_blocks, kv.policy.watermark, mixes_prompts=rules == "paper")
 
 
-def _registered(experiment: models.Experiment, workload: Workload) -> dict[int, int]:
-    """Full blocks of every shared prefix, by its stream."""
+def registered_blocks(experiment: models.Experiment, workload: Workload) -> dict[int, int]:
+    """Full blocks of every registered prefix, by its stream. Raises UserError."""
+    if not getattr(experiment.kv.policy, "registered_prefixes", False):
+        return {}
     size, num_blocks = experiment.kv.block_size, experiment.kv.num_blocks
     prefixes = {stream: n // size for stream, n in shared_prefixes(workload).items() if n >= size}
     if (total := sum(prefixes.values())) > num_blocks:

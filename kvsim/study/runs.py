@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim import __version__
 from kvsim.config.build import build_engine, build_route, build_workload
@@ -15,6 +16,9 @@ from kvsim.sim.run import simulate
 from kvsim.study.metrics import Slo, summarize, window_of
 from kvsim.study.results import RUNS, Point, write_run
 from kvsim.study.tables import expand
+
+if TYPE_CHECKING:
+    from kvsim.study.backends import Backend
 
 Progress = Callable[[int, int], None]
 
@@ -29,17 +33,24 @@ STANDARD_VARIANTS: dict[str, dict] = {
 over a buddy allocator, PagedAttention without and with sharing."""
 
 
-def run_point(source: Source, out: Path, on_progress: Progress | None = None) -> dict:
-    """Simulate one experiment and write its folder; returns its summary. Raises UserError."""
+def run_point(
+    source: Source,
+    out: Path,
+    on_progress: Progress | None = None,
+    backend: Backend | None = None,
+) -> dict:
+    """Simulate one experiment, or let a backend run its steps, and write its folder; returns its
+    summary. Raises UserError."""
     experiment = load(source)
     workload = build_workload(experiment, source.folder)
     if not len(workload):
         raise UserError(f"{source.name}: workload: no requests")
     stop_s = experiment.measure.stop_s
     try:
+        make_executor = None if backend is None else backend.prepare(experiment, workload)
         log = simulate(
             workload,
-            build_engine(experiment, workload),
+            build_engine(experiment, workload, make_executor),
             num_replicas=experiment.replicas.count,
             route=build_route(experiment.replicas),
             stop_ns=None if stop_s is None else round(stop_s * 1e9),
@@ -53,6 +64,9 @@ def run_point(source: Source, out: Path, on_progress: Progress | None = None) ->
     figures = summarize(run, window, Slo(**experiment.slo.model_dump()))
     figures["swapped_bytes"] = _swapped_bytes(experiment.kv, figures)
     summary = _header(experiment, len(workload), workload.notes) | figures
+    if backend is not None:
+        summary["backend"] = backend.name
+        summary["notes"] = [*workload.notes, backend.note]
     write_run(out, resolved_text(experiment, source.folder, out), run, summary)
     return summary
 
