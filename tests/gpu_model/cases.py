@@ -170,11 +170,15 @@ def searched(decoder: Decoder, prompt: list[int], num_tokens: int, width: int) -
 
 
 def mixed_workload(
-    num_requests: int = 14, *, num_samples: tuple[int, ...] = (1,), is_beam: bool = False
+    num_requests: int = 14,
+    *,
+    num_samples: tuple[int, ...] = (1,),
+    is_beam: bool = False,
+    seed: int = 11,
 ) -> Workload:
     """Prompts that share heads of two streams, at whole blocks and inside of them, equal prompts,
     and every third a follow-up that quotes the answer before it."""
-    generator = np.random.default_rng(11)
+    generator = np.random.default_rng(seed)
     spans, prompt, output, after = [], [], [], []
     for row in range(num_requests):
         own = 1000 + row
