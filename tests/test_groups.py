@@ -137,7 +137,7 @@ def test_a_full_host_ends_the_run_with_its_reason():
         chunked_prefill=False,
         paper_era=PaperEra(2, 0.0, False),
     )
-    with pytest.raises(UserError, match="num_host_blocks is too small"):
+    with pytest.raises(UserError, match="num_host_blocks: too small"):
         simulate(workload, engine, route=round_robin())
 
 
