@@ -18,7 +18,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# compiled as pip compiles what it installs, also where Python is told to write no bytecode
 bench: $(VENV)/.installed
+	$(BIN)/python -m compileall -q kvsim
 	$(BIN)/python benchmarks/simulator.py
 
 $(VENV)/.installed: pyproject.toml
