@@ -1,0 +1,334 @@
+"""Attention of one new token a sequence over its KV, split over programs and put together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_backend.kernels.layout import check_kv, check_tables, is_plain_torch, next_power_of_2
+from gpu_backend.kernels.softmax_tiles import (
+    LOG2_E,
+    Tile,
+    attend_reference,
+    attend_tile,
+    dot_dtype,
+    gather_kv,
+    kv_offsets,
+)
+
+# S sequences, H heads, G KV heads, D head size, N blocks, B slots in a block, M blocks in a table
+
+MAX_SPLITS = 32
+MIN_SPLIT_TOKENS = 128  # a shorter split would cost more to put together than it saves
+COMBINE_SPLITS = 8  # that the combining program reads at once
+
+
+class DecodeScratch(NamedTuple):
+    """Room for what each split of each sequence found; its content means nothing between calls."""
+
+    partial: Tensor  # float32 [S, H, splits, D], normalised by the split's own total
+    log_total: Tensor  # float32 [S, H, splits], log2 of that total, -inf for a split of no token
+
+
+def num_splits_of(num_seqs: int, num_kv_heads: int, max_context: int, num_processors: int) -> int:
+    """Into how many parts to cut each context so that twice the processors have work: a power of
+    2 that depends on fixed things only, so that a captured graph stays right as contexts grow."""
+    wanted = -(-2 * num_processors // (num_seqs * num_kv_heads))
+    return max(1, next_power_of_2(min(wanted, MAX_SPLITS, max_context // MIN_SPLIT_TOKENS or 1)))
+
+
+def decode_scratch(
+    num_seqs: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
+) -> DecodeScratch:
+    """Scratch for batches of at most num_seqs, cut into num_splits each."""
+    shape = (num_seqs, num_heads, num_splits)
+    return DecodeScratch(
+        torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
+        torch.empty(shape, dtype=torch.float32, device=device),
+    )
+
+
+def decode_attention_reference(
+    q: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """What `decode_attention` does, in plain torch; sums in float64 where q is float64."""
+    out = torch.zeros_like(q)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for seq, length in enumerate(context_lens.tolist()):
+        if length:
+            start = max(length - window, 0) if window else 0
+            k, v = (x.to(wide) for x in gather_kv(kv, block_tables[seq], start, length))
+            new = q[seq : seq + 1].to(wide)
+            out[seq] = attend_reference(new, k * k_scale, v * v_scale, scale, window)[0]
+    return out
+
+
+@triton.jit
+def _decode_kernel(
+    out,
+    partial,
+    log_total,
+    q,
+    kv,
+    block_tables,
+    context_lens,
+    scale,
+    v_scale,
+    stride_q: tl.int64,
+    stride_half: tl.int64,
+    stride_block: tl.int64,
+    stride_table: tl.int64,
+    NUM_SPLITS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    IS_PAGED: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    SHARE: tl.constexpr = NUM_HEADS // NUM_KV_HEADS  # heads that read one KV head: the tile's rows
+    seq = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    split = tl.program_id(2)
+    length = tl.load(context_lens + seq)
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(length - WINDOW, 0)
+    first = start // TOKENS * TOKENS
+    num_tiles = tl.cdiv(tl.maximum(length - first, 0), TOKENS)
+    split_tokens = tl.cdiv(num_tiles, NUM_SPLITS) * TOKENS
+    first += split * split_tokens
+    end = tl.minimum(first + split_tokens, length)
+
+    row = tl.program_id(1) // NUM_KV_HEADS * ROWS + tl.arange(0, ROWS)
+    head = kv_head * SHARE + row
+    column = tl.arange(0, HEAD_DIM_PAD)
+    real = (row < SHARE)[:, None] & (column < HEAD_DIM)[None, :]
+    at = head[:, None] * HEAD_DIM + column[None, :]
+    queries = tl.load(q + seq * stride_q + at, mask=real, other=0.0).to(DOT)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_DIM_PAD], tl.float32)
+    table = block_tables + seq * stride_table
+    keys = kv + kv_head * HEAD_DIM
+    for tile in range(first, end, TOKENS):
+        token = tile + tl.arange(0, TOKENS)
+        live = (token >= start) & (token < end)
+        offset = kv_offsets(
+            table, token, live, stride_block, SLOTS, NUM_KV_HEADS * HEAD_DIM, IS_PAGED
+        )
+        k_mask = (column < HEAD_DIM)[:, None] & live[None, :]
+        k = tl.load(keys + offset[None, :] + column[:, None], mask=k_mask, other=0.0)
+        v_mask = live[:, None] & (column < HEAD_DIM)[None, :]
+        values = keys + stride_half + offset[:, None] + column[None, :]
+        v = tl.load(values, mask=v_mask, other=0.0)
+        peak, total, acc = attend_tile(queries, k, v, live[None, :], peak, total, acc, scale, DOT)
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * v_scale
+    if NUM_SPLITS == 1:
+        target = out + seq * (NUM_HEADS * HEAD_DIM) + at
+        tl.store(target, acc.to(out.dtype.element_ty), mask=real)
+    else:
+        part = (seq * NUM_HEADS + head) * NUM_SPLITS + split
+        found = real & (total > 0.0)[:, None]
+        tl.store(partial + part[:, None] * HEAD_DIM + column[None, :], acc, mask=found)
+        tl.store(log_total + part, peak + tl.log2(total), mask=row < SHARE)
+
+
+@triton.jit
+def _combine_kernel(
+    out,
+    partial,
+    log_total,
+    NUM_SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)  # of all sequences: s * H + h
+    column = tl.arange(0, HEAD_DIM_PAD)
+    split = tl.arange(0, NUM_SPLITS)
+    peak = tl.max(tl.load(log_total + head * NUM_SPLITS + split), 0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([HEAD_DIM_PAD], tl.float32)
+    for first in range(0, NUM_SPLITS, CHUNK):
+        part = head * NUM_SPLITS + first + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(log_total + part) - peak)
+        found = (weight > 0.0)[:, None] & (column < HEAD_DIM)[None, :]
+        at = partial + part[:, None] * HEAD_DIM + column[None, :]
+        acc += tl.sum(tl.load(at, mask=found, other=0.0) * weight[:, None], 0)
+        total += tl.sum(weight, 0)
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    target = out + head * HEAD_DIM + column
+    tl.store(target, acc.to(out.dtype.element_ty), mask=column < HEAD_DIM)
+
+
+def decode_attention(
+    q: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    scratch: DecodeScratch | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of one new token a sequence over its paged KV.
+
+    q [S, H, D]; kv [2, N, B, G, D], keys then values, of q's dtype or fp8 e4m3 times k_scale and
+    v_scale; block_tables int32 [S, M], -1 past the end; context_lens int32 [S] tokens, the new
+    one included, 0 for an empty slot, whose output is 0. window: how many tokens a query sees,
+    itself included, 0 for all; blocks wholly before it may be gone. Each context is cut into as
+    many splits as scratch has, none without. Returns [S, H, D] (out, if given) in q's dtype,
+    summed in float32. Reads no value on the host. Raises ValueError unless the shapes agree and
+    G divides H. After Kwon et al. 2023 (PagedAttention), section 4.1, and Dao et al. 2023
+    (Flash-Decoding).
+    """
+    return _decode(
+        q, kv, block_tables, context_lens, scale, window, k_scale, v_scale, scratch, out, True
+    )
+
+
+def contiguous_decode_attention(
+    q: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    scratch: DecodeScratch | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`decode_attention` where each sequence's blocks lie one behind the other: only the first
+    column of block_tables is read, so that the difference in time is what paging costs."""
+    return _decode(
+        q, kv, block_tables, context_lens, scale, window, k_scale, v_scale, scratch, out, False
+    )
+
+
+def decode_tile(dtype: torch.dtype, share: int, head_dim: int) -> Tile:
+    """Query rows are the share of heads that read one KV head, padded to what a dot takes.
+
+    float32 multiplies without tensor cores, from registers: larger tiles spill there."""
+    if dtype == torch.float32:
+        return Tile(16, 16, 4, 2)
+    rows, tokens = (32, 32) if head_dim > 128 else (64, 64)
+    return Tile(max(16, min(rows, next_power_of_2(share))), tokens, 4, 2)
+
+
+def _decode(
+    q: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int,
+    k_scale: float,
+    v_scale: float,
+    scratch: DecodeScratch | None,
+    out: Tensor | None,
+    is_paged: bool,
+) -> Tensor:
+    """The one launch behind both public functions, which document its arguments."""
+    check_kv(kv, q.dtype)
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = kv.shape[3]
+    check_tables(block_tables, context_lens, num_seqs)
+    if head_dim != kv.shape[4] or num_heads % num_kv_heads or q.stride()[1:] != (head_dim, 1):
+        raise ValueError(f"q {list(q.shape)} does not fit kv {list(kv.shape)}")
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"out: contiguous {q.dtype} {list(q.shape)}")
+    if is_plain_torch(q):
+        if not is_paged:
+            block_tables = block_tables[:, :1] + torch.arange(block_tables.shape[1])
+        return out.copy_(
+            decode_attention_reference(
+                q, kv, block_tables, context_lens, scale, window, k_scale, v_scale
+            )
+        )
+    if num_seqs == 0:
+        return out
+    num_splits = _check_scratch(scratch, num_seqs, num_heads, head_dim)
+    share = num_heads // num_kv_heads
+    tile = decode_tile(q.dtype, share, head_dim)
+    head_dim_pad = next_power_of_2(head_dim)
+    partial, log_total = scratch if num_splits > 1 else (out, out)
+    grid = (num_seqs, num_kv_heads * triton.cdiv(share, tile.rows), num_splits)
+    _decode_kernel[grid](
+        out,
+        partial,
+        log_total,
+        q,
+        kv,
+        block_tables,
+        context_lens,
+        scale * k_scale * LOG2_E,
+        v_scale,
+        q.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        block_tables.stride(0),
+        NUM_SPLITS=num_splits,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PAD=head_dim_pad,
+        SLOTS=kv.shape[2],
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        WINDOW=window,
+        IS_PAGED=is_paged,
+        DOT=dot_dtype(q.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if num_splits > 1:
+        _combine_kernel[(num_seqs * num_heads,)](
+            out,
+            partial,
+            log_total,
+            NUM_SPLITS=num_splits,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_PAD=head_dim_pad,
+            CHUNK=min(COMBINE_SPLITS, num_splits),
+            num_warps=2,
+        )
+    return out
+
+
+def _check_scratch(
+    scratch: DecodeScratch | None, num_seqs: int, num_heads: int, head_dim: int
+) -> int:
+    """How many splits scratch is for."""
+    if scratch is None:
+        return 1
+    max_seqs, heads, num_splits, dim = scratch.partial.shape
+    if max_seqs < num_seqs or (heads, dim) != (num_heads, head_dim):
+        raise ValueError(f"scratch for {max_seqs} x {heads} x {dim}, not {num_seqs} x {num_heads}")
+    if num_splits != next_power_of_2(num_splits):
+        raise ValueError(f"splits: a power of 2, not {num_splits}")
+    return num_splits
