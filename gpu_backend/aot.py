@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,39 +99,48 @@ class NoDriver:
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": sys.maxsize}  # the reader of the table judges it
 
-    def load_binary(self, name: str, cubin: bytes, shared_bytes: int, device: int) -> tuple:
+    def load_binary(
+        self, name: str, cubin: bytes, shared_bytes: int, device: int
+    ) -> tuple[None, None, int, int, int]:
         self.loaded.append((name, cubin, shared_bytes))
         return None, None, 0, 0, 1024  # module, function, registers, spills, threads
 
-    def launcher_cls(self, src: object, metadata: object) -> object:
+    def launcher_cls(self, src: object, metadata: object) -> Callable[..., None]:
         return lambda *args: None
 
 
 def all_cases() -> Iterator[Case]:
     """Every target, dtype, head size and block size; shares and reads take turns."""
-    product = itertools.product(TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES)
     turns = itertools.cycle(itertools.product(READS, SHARES))
-    for four in product:
-        if can_be(case := Case(*four, *reversed(next(turns)))):
+    for target, dtype, head_dim, block_size in itertools.product(
+        TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES
+    ):
+        read, share = next(turns)
+        case = Case(target, dtype, head_dim, block_size, share, read)
+        if can_be(case):
             yield case
 
 
+def product() -> Iterator[Case]:
+    """Every target, dtype, head size, block size, share and read."""
+    values = (TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES, SHARES, READS)
+    return itertools.starmap(Case, itertools.product(*values))
+
+
 def cover() -> list[Case]:
-    """Cases such that any two values of two fields that can meet do so in one of them."""
-    fields = (TARGETS, tuple(DTYPES), HEAD_DIMS, BLOCK_SIZES, SHARES, READS)
-    possible = [
-        case for case in itertools.starmap(Case, itertools.product(*fields)) if can_be(case)
-    ]
-    open_pairs = set().union(*map(pairs, possible))
+    """Cases such that any two values of two fields that can meet do so in one of them; greedy,
+    so not quite the fewest."""
+    pairs_of = {case: pairs(case) for case in product() if can_be(case)}
+    to_meet = set().union(*pairs_of.values())
     cases = []
-    while open_pairs:
-        best = max(possible, key=lambda case: len(pairs(case) & open_pairs))
-        open_pairs -= pairs(best)
-        cases.append(best)
+    while to_meet:
+        cases.append(max(pairs_of, key=lambda case: len(pairs_of[case] & to_meet)))
+        to_meet -= pairs_of[cases[-1]]
     return cases
 
 
 def pairs(case: Case) -> set[tuple]:
+    """Any two of case's fields, each with its value."""
     return set(itertools.combinations(zip(case._fields, case, strict=True), 2))
 
 
@@ -166,7 +175,7 @@ def launch(case: Case) -> None:
     move_blocks(kv, kv, empty(8, 2, dtype=torch.int64))
 
 
-def compile_cases(cases: Iterator[Case] | list[Case]) -> Iterator[Resources]:
+def compile_cases(cases: Iterable[Case]) -> Iterator[Resources]:
     """What each kernel that the cases launch needs, as they are compiled."""
     driver.set_active(stand_in := NoDriver())
     for case in cases:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpu_backend.kernels.combine_splits import DecodeScratch, check_scratch, combine_splits
 from gpu_backend.kernels.layout import check_kv, check_tables, is_plain_torch, next_power_of_2
 from gpu_backend.kernels.softmax_tiles import (
     LOG2_E,
@@ -21,35 +20,6 @@ from gpu_backend.kernels.softmax_tiles import (
 )
 
 # S sequences, H heads, G KV heads, D head size, N blocks, B slots in a block, M blocks in a table
-
-MAX_SPLITS = 32
-MIN_SPLIT_TOKENS = 128  # a shorter split would cost more to put together than it saves
-COMBINE_SPLITS = 8  # that the combining program reads at once
-
-
-class DecodeScratch(NamedTuple):
-    """Room for what each split of each sequence found; its content means nothing between calls."""
-
-    partial: Tensor  # float32 [S, H, splits, D], normalised by the split's own total
-    log_total: Tensor  # float32 [S, H, splits], log2 of that total, -inf for a split of no token
-
-
-def num_splits_of(num_seqs: int, num_kv_heads: int, max_context: int, num_processors: int) -> int:
-    """Into how many parts to cut each context so that twice the processors have work: a power of
-    2 that depends on fixed things only, so that a captured graph stays right as contexts grow."""
-    wanted = -(-2 * num_processors // (num_seqs * num_kv_heads))
-    return max(1, next_power_of_2(min(wanted, MAX_SPLITS, max_context // MIN_SPLIT_TOKENS or 1)))
-
-
-def decode_scratch(
-    num_seqs: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
-) -> DecodeScratch:
-    """Scratch for batches of at most num_seqs, cut into num_splits each."""
-    shape = (num_seqs, num_heads, num_splits)
-    return DecodeScratch(
-        torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
-        torch.empty(shape, dtype=torch.float32, device=device),
-    )
 
 
 def decode_attention_reference(
@@ -150,35 +120,6 @@ def _decode_kernel(
         tl.store(log_total + part, peak + tl.log2(total), mask=row < SHARE)
 
 
-@triton.jit
-def _combine_kernel(
-    out,
-    partial,
-    log_total,
-    NUM_SPLITS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_PAD: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    head = tl.program_id(0).to(tl.int64)  # of all sequences: s * H + h
-    column = tl.arange(0, HEAD_DIM_PAD)
-    split = tl.arange(0, NUM_SPLITS)
-    peak = tl.max(tl.load(log_total + head * NUM_SPLITS + split), 0)
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([HEAD_DIM_PAD], tl.float32)
-    for first in range(0, NUM_SPLITS, CHUNK):
-        part = head * NUM_SPLITS + first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(log_total + part) - peak)
-        found = (weight > 0.0)[:, None] & (column < HEAD_DIM)[None, :]
-        at = partial + part[:, None] * HEAD_DIM + column[None, :]
-        acc += tl.sum(tl.load(at, mask=found, other=0.0) * weight[:, None], 0)
-        total += tl.sum(weight, 0)
-    acc = acc / tl.where(total == 0.0, 1.0, total)
-    target = out + head * HEAD_DIM + column
-    tl.store(target, acc.to(out.dtype.element_ty), mask=column < HEAD_DIM)
-
-
 def decode_attention(
     q: Tensor,
     kv: Tensor,
@@ -204,7 +145,17 @@ def decode_attention(
     (Flash-Decoding).
     """
     return _decode(
-        q, kv, block_tables, context_lens, scale, window, k_scale, v_scale, scratch, out, True
+        q,
+        kv,
+        block_tables,
+        context_lens,
+        scale,
+        window,
+        k_scale,
+        v_scale,
+        scratch,
+        out,
+        is_paged=True,
     )
 
 
@@ -222,9 +173,22 @@ def contiguous_decode_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """`decode_attention` where each sequence's blocks lie one behind the other: only the first
-    column of block_tables is read, so that the difference in time is what paging costs."""
+    column of block_tables is read, so that the difference in time is what paging costs. Raises
+    ValueError too if blocks that follow each other do not touch."""
+    if kv.stride(1) != kv[0, 0].numel():
+        raise ValueError("the blocks of kv must be contiguous")
     return _decode(
-        q, kv, block_tables, context_lens, scale, window, k_scale, v_scale, scratch, out, False
+        q,
+        kv,
+        block_tables,
+        context_lens,
+        scale,
+        window,
+        k_scale,
+        v_scale,
+        scratch,
+        out,
+        is_paged=False,
     )
 
 
@@ -249,6 +213,7 @@ def _decode(
     v_scale: float,
     scratch: DecodeScratch | None,
     out: Tensor | None,
+    *,
     is_paged: bool,
 ) -> Tensor:
     """The one launch behind both public functions, which document its arguments."""
@@ -262,6 +227,8 @@ def _decode(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out: contiguous {q.dtype} {list(q.shape)}")
+    if scratch is not None:
+        check_scratch(scratch, out)
     if is_plain_torch(q):
         if not is_paged:
             block_tables = block_tables[:, :1] + torch.arange(block_tables.shape[1])
@@ -272,7 +239,7 @@ def _decode(
         )
     if num_seqs == 0:
         return out
-    num_splits = _check_scratch(scratch, num_seqs, num_heads, head_dim)
+    num_splits = 1 if scratch is None else scratch.log_total.shape[2]
     share = num_heads // num_kv_heads
     tile = decode_tile(q.dtype, share, head_dim)
     head_dim_pad = next_power_of_2(head_dim)
@@ -307,28 +274,5 @@ def _decode(
         num_stages=tile.num_stages,
     )
     if num_splits > 1:
-        _combine_kernel[(num_seqs * num_heads,)](
-            out,
-            partial,
-            log_total,
-            NUM_SPLITS=num_splits,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_PAD=head_dim_pad,
-            CHUNK=min(COMBINE_SPLITS, num_splits),
-            num_warps=2,
-        )
+        combine_splits(scratch, out)
     return out
-
-
-def _check_scratch(
-    scratch: DecodeScratch | None, num_seqs: int, num_heads: int, head_dim: int
-) -> int:
-    """How many splits scratch is for."""
-    if scratch is None:
-        return 1
-    max_seqs, heads, num_splits, dim = scratch.partial.shape
-    if max_seqs < num_seqs or (heads, dim) != (num_heads, head_dim):
-        raise ValueError(f"scratch for {max_seqs} x {heads} x {dim}, not {num_seqs} x {num_heads}")
-    if num_splits != next_power_of_2(num_splits):
-        raise ValueError(f"splits: a power of 2, not {num_splits}")
-    return num_splits

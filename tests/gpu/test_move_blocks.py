@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend.kernels import move_blocks, runs_of_moves  # noqa: E402
-from gpu_backend.kernels.layout import DTYPES  # noqa: E402
-from tests.gpu.batches import DEVICE, NAN, draw, normal  # noqa: E402
+import torch
+
+from gpu_backend.kernels import move_blocks, runs_of_moves
+from gpu_backend.kernels.layout import DTYPES
+from tests.gpu.batches import DEVICE, NAN, draw, normal
 
 MOVES = [(0, 4), (-1, -1), (0, 2), (3, 1)]
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend.kernels import prefill_attention  # noqa: E402
-from gpu_backend.kernels.layout import DTYPES, FP8, HEAD_DIMS  # noqa: E402
-from gpu_backend.kernels.prefill_attention import prefill_attention_reference  # noqa: E402
-from tests.gpu.batches import (  # noqa: E402
+import torch
+
+from gpu_backend.kernels import prefill_attention
+from gpu_backend.kernels.layout import DTYPES, FP8, HEAD_DIMS
+from gpu_backend.kernels.prefill_attention import prefill_attention_reference
+from tests.gpu.batches import (
     DEVICE,
     NAN,
     TOLERANCE,

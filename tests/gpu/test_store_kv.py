@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend.kernels import store_kv  # noqa: E402
-from gpu_backend.kernels.layout import DTYPES, FP8, HEAD_DIMS  # noqa: E402
-from gpu_backend.kernels.store_kv import store_kv_reference  # noqa: E402
-from tests.gpu.batches import DEVICE, NAN, draw, normal  # noqa: E402
+import torch
+
+from gpu_backend.kernels import store_kv
+from gpu_backend.kernels.layout import DTYPES, FP8, HEAD_DIMS
+from gpu_backend.kernels.store_kv import store_kv_reference
+from tests.gpu.batches import DEVICE, NAN, draw, normal
 
 
 def bits(tensor):
