@@ -13,7 +13,7 @@ from gpu_backend.kernels import move_blocks, runs_of_moves
 from gpu_backend.kernels.layout import DTYPES
 from tests.gpu.batches import DEVICE, NAN, draw, normal
 
-MOVES = [(0, 4), (-1, -1), (0, 2), (3, 1)]
+MOVES = [(0, 4), (-1, 3), (0, 2), (3, 1)]
 
 
 def moves_on_device(moves):
