@@ -192,14 +192,18 @@ def contiguous_decode_attention(
     )
 
 
-def decode_tile(dtype: torch.dtype, share: int, head_dim: int) -> Tile:
-    """Query rows are the share of heads that read one KV head, padded to what a dot takes.
-
-    float32 multiplies without tensor cores, from registers: larger tiles spill there."""
+def decode_tile(dtype: torch.dtype, kv_dtype: torch.dtype, share: int, head_dim: int) -> Tile:
+    """Rows are the share of heads that read one KV head, padded to what a dot takes; the rest is
+    the largest tried that spills nowhere. float32 multiplies without tensor cores, from registers,
+    and fp8 is widened in them."""
     if dtype == torch.float32:
         return Tile(16, 16, 4, 2)
-    rows, tokens = (32, 32) if head_dim > 128 else (64, 64)
-    return Tile(max(16, min(rows, next_power_of_2(share))), tokens, 4, 2)
+    padded = max(16, next_power_of_2(share))
+    if kv_dtype == dtype:
+        return (
+            Tile(min(padded, 32), 32, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 4, 2)
+        )
+    return Tile(min(padded, 32), 16, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 8, 2)
 
 
 def _decode(
@@ -241,7 +245,7 @@ def _decode(
         return out
     num_splits = 1 if scratch is None else scratch.log_total.shape[2]
     share = num_heads // num_kv_heads
-    tile = decode_tile(q.dtype, share, head_dim)
+    tile = decode_tile(q.dtype, kv.dtype, share, head_dim)
     head_dim_pad = next_power_of_2(head_dim)
     partial, log_total = scratch if num_splits > 1 else (out, out)
     grid = (num_seqs, num_kv_heads * triton.cdiv(share, tile.rows), num_splits)

@@ -123,7 +123,7 @@ def prefill_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, arch:
     compute capability 9.0 tensor cores read their operands from registers too."""
     if dtype == torch.float32:
         if head_dim > 128:
-            return Tile(16, 16, 4, 2)
+            return Tile(16, 16, 4, 3)
         return Tile(32, 16, 4, 2) if head_dim > 64 else Tile(32, 32, 8, 2)
     if arch < 90:
         return Tile(64 if head_dim > 128 else 128, 32, 8, 2)
