@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint bench aot clean
 
 demo: $(VENV)/.installed
 	$(BIN)/kvsim compare experiments/quickstart.yaml -o results/quickstart --overwrite
@@ -23,6 +23,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m compileall -q kvsim
 	$(BIN)/python benchmarks/simulator.py
 
+# Every kernel for every GPU target, without a GPU: what each needs, in results/aot.csv.
+aot: $(VENV)/.installed-gpu
+	mkdir -p results
+	env -u TRITON_INTERPRET $(BIN)/python -m gpu_backend.aot > results/aot.csv
+
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
@@ -32,6 +37,10 @@ $(VENV)/.installed-dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-gpu: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[gpu]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) results build *.egg-info

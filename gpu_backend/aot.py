@@ -1,0 +1,212 @@
+"""Compiles the kernels for GPUs that are not there, as the wrappers launch them, and reads back
+what each needs: registers a thread, stack (which is where registers spill), shared memory.
+
+    python -m gpu_backend.aot            # every target, dtype, head size and block size; CSV
+    python -m gpu_backend.aot --cover    # a pairwise cover of them
+
+The wrappers run on tensors without memory, under a driver that launches nothing: one that read a
+value on the host would fail here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from gpu_backend.kernels import (
+    contiguous_decode_attention,
+    decode_attention,
+    decode_scratch,
+    move_blocks,
+    prefill_attention,
+    store_kv,
+)
+from gpu_backend.kernels.layout import FP8, HEAD_DIMS
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+NUM_SEQS, NUM_TOKENS, NUM_KV_HEADS, NUM_SLOTS, TABLE_WIDTH = 64, 4096, 8, 2**21, 4096
+NUM_SPLITS, WINDOW = 8, 1024
+
+TARGETS = (80, 90, 100)
+DTYPES = {
+    "fp32": (torch.float32, torch.float32),
+    "fp16": (torch.float16, torch.float16),
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "fp16, fp8 KV": (torch.float16, FP8),
+    "bf16, fp8 KV": (torch.bfloat16, FP8),
+}
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+SHARES = (1, 4, 7, 64)  # query heads a KV head
+READS = ("split", "whole", "window", "contiguous")
+
+
+class Case(NamedTuple):
+    """What the wrappers are launched with."""
+
+    target: int  # compute capability, 90 for 9.0
+    dtype: str  # a key of DTYPES
+    head_dim: int
+    block_size: int
+    share: int
+    read: str  # how decode reads its KV; "window" is also prefill's
+
+
+class Resources(NamedTuple):
+    """What one compiled kernel needs; its case is the first that launched it."""
+
+    kernel: str
+    target: int
+    dtype: str
+    head_dim: int
+    block_size: int
+    share: int
+    read: str
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+class NoDriver:
+    """Stands where Triton's CUDA driver does: compiles for `target`, keeps what would be loaded."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self.utils = self
+        self.loaded: list[tuple[str, bytes, int]] = []  # name, cubin, shared bytes
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.target, 32)
+
+    def get_current_device(self) -> int:
+        return self.target  # a device a target: Triton keeps what it compiled by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": sys.maxsize}  # the reader of the table judges it
+
+    def load_binary(
+        self, name: str, cubin: bytes, shared_bytes: int, device: int
+    ) -> tuple[None, None, int, int, int]:
+        self.loaded.append((name, cubin, shared_bytes))
+        return None, None, 0, 0, 1024  # module, function, registers, spills, threads
+
+    def launcher_cls(self, src: object, metadata: object) -> Callable[..., None]:
+        return lambda *args: None
+
+
+def all_cases() -> Iterator[Case]:
+    """Every target, dtype, head size and block size; shares and reads take turns."""
+    turns = itertools.cycle(itertools.product(READS, SHARES))
+    for target, dtype, head_dim, block_size in itertools.product(
+        TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES
+    ):
+        read, share = next(turns)
+        case = Case(target, dtype, head_dim, block_size, share, read)
+        if can_be(case):
+            yield case
+
+
+def product() -> Iterator[Case]:
+    """Every target, dtype, head size, block size, share and read."""
+    values = (TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES, SHARES, READS)
+    return itertools.starmap(Case, itertools.product(*values))
+
+
+def cover() -> list[Case]:
+    """Cases such that any two values of two fields that can meet do so in one of them; greedy,
+    so not quite the fewest."""
+    pairs_of = {case: pairs(case) for case in product() if can_be(case)}
+    to_meet = set().union(*pairs_of.values())
+    cases = []
+    while to_meet:
+        cases.append(max(pairs_of, key=lambda case: len(pairs_of[case] & to_meet)))
+        to_meet -= pairs_of[cases[-1]]
+    return cases
+
+
+def pairs(case: Case) -> set[tuple]:
+    """Any two of case's fields, each with its value."""
+    return set(itertools.combinations(zip(case._fields, case, strict=True), 2))
+
+
+def can_be(case: Case) -> bool:
+    """Compute capability 8.0 has no e4m3."""
+    return case.target >= 90 or DTYPES[case.dtype][1] != FP8
+
+
+def launch(case: Case) -> None:
+    """Launch every wrapper once."""
+
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    dtype, kv_dtype = DTYPES[case.dtype]
+    heads, dim = (NUM_KV_HEADS * case.share, NUM_KV_HEADS), case.head_dim
+    num_blocks = NUM_SLOTS // case.block_size
+    kv = empty(2, num_blocks, case.block_size, NUM_KV_HEADS, dim, dtype=kv_dtype)
+    tables = empty(NUM_SEQS, TABLE_WIDTH, dtype=torch.int32)
+    lengths = empty(NUM_SEQS, dtype=torch.int32)
+    starts = empty(NUM_SEQS + 1, dtype=torch.int32)
+    fused = empty(NUM_TOKENS, sum(heads) + NUM_KV_HEADS, dim, dtype=dtype)
+    q, k, v = fused.split((*heads, NUM_KV_HEADS), 1)
+    window = WINDOW if case.read == "window" else 0
+    scratch = None
+    if case.read != "whole":
+        scratch = decode_scratch(NUM_SEQS, heads[0], dim, NUM_SPLITS, "meta")
+    decode = contiguous_decode_attention if case.read == "contiguous" else decode_attention
+    decode(q[:NUM_SEQS], kv, tables, lengths, 0.1, window=window, scratch=scratch)
+    prefill_attention(q, kv, starts, tables, lengths, 0.1, max_num_new=NUM_TOKENS, window=window)
+    store_kv(k, v, kv, empty(NUM_TOKENS, dtype=torch.int64))
+    move_blocks(kv, kv, empty(8, 2, dtype=torch.int64))
+
+
+def compile_cases(cases: Iterable[Case]) -> Iterator[Resources]:
+    """What each kernel that the cases launch needs, as they are compiled."""
+    driver.set_active(stand_in := NoDriver())
+    for case in cases:
+        stand_in.target = case.target
+        launch(case)
+        for name, cubin, shared_bytes in stand_in.loaded:
+            yield Resources(name.strip("_"), *case, *_usage(cubin), shared_bytes)
+        stand_in.loaded.clear()
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.check_output([CUOBJDUMP, "-res-usage", file.name], text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, f"cuobjdump says nothing of registers: {text}"
+    return int(found[1]), int(found[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cover", action="store_true", help="a pairwise cover only")
+    cases = cover() if parser.parse_args().cover else all_cases()
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(Resources._fields)
+    for row in compile_cases(cases):
+        table.writerow(row)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

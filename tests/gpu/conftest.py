@@ -1,0 +1,33 @@
+"""The kernels' tests run in Triton's interpreter, or compiled on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch"):
+    import torch
+
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any import
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter():
+    """Triton 3.6's interpreter cannot loop up to a loaded number under later NumPys."""
+    if find_spec("torch") and not torch.cuda.is_available():
+        import numpy
+
+        if tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 4):
+            pytest.skip(f"Triton's interpreter needs numpy<2.4, not {numpy.__version__}")
+
+
+@pytest.fixture
+def plain_torch(monkeypatch):
+    """The wrappers as they are on a CPU outside the interpreter."""
+    from gpu_backend.kernels import layout
+
+    monkeypatch.setattr(layout, "INTERPRETED", False)
