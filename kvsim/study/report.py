@@ -190,7 +190,8 @@ def _warnings(s: dict) -> list[str]:
 
 REFUSED = {
     "too_long": "longer than max_model_len",
-    "never_fits": "too large for the pool or with more answers than max_num_seqs",
+    "never_fits": "too large for the pool (under full_prompt+max_output with all of max_tokens) or"
+    " with more answers than max_num_seqs",
     "no_tokens": "without a prompt or an answer (failed requests of a trace)",
 }
 

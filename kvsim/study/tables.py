@@ -229,6 +229,8 @@ def _requests(log: RunLog, first_token_ns: np.ndarray) -> Table:
         "output_tokens": log.workload.output_tokens,
         "answer_tokens": log.answer_tokens,
         "num_samples": log.workload.num_samples,
+        "max_tokens": log.workload.max_tokens,
+        "priority": log.workload.priority,
         "session": log.workload.session,
         **sums,
     }
