@@ -1,4 +1,4 @@
-"""Attention over paged KV in plain torch: write, attend, move blocks.
+"""Attention over KV in blocks in plain torch: write, attend, move blocks.
 
 The KV of one layer is [2, N, B, G, D]: keys, then values, of N blocks of B tokens; a slot is block
 * B + place in it. Axes: T tokens, H query heads, G KV heads, D head size, M blocks of a table.
@@ -15,20 +15,23 @@ from torch.nn.functional import scaled_dot_product_attention
 
 class Segment(NamedTuple):
     """Tokens of one sequence: rows `first` to `first + num_new` of the batch, the last of its
-    `num_context` tokens, whose KV stands in `blocks` int64 [M]."""
+    `num_context` tokens, whose KV stands in `blocks`: int64 [M], or a slice of blocks that lie one
+    behind the other."""
 
     first: int
     num_new: int
     num_context: int
-    blocks: Tensor
+    blocks: Tensor | slice
     mask: Tensor | None  # bool [num_new, num_context], True where a token may look; None: anywhere
 
 
-def segment(first: int, num_new: int, num_context: int, blocks: Tensor) -> Segment:
+def segment(
+    first: int, num_new: int, num_context: int, blocks: Tensor | slice, device: torch.device
+) -> Segment:
     """A segment whose tokens look at themselves and at what stands before them."""
     mask = None
     if num_new > 1:
-        mask = torch.ones(num_new, num_context, dtype=torch.bool, device=blocks.device)
+        mask = torch.ones(num_new, num_context, dtype=torch.bool, device=device)
         mask = mask.tril(num_context - num_new)
     return Segment(first, num_new, num_context, blocks, mask)
 
@@ -40,18 +43,21 @@ def write_kv(kv: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
     flat[1].index_copy_(0, slots, values[: len(slots)])
 
 
-def paged_attention(q: Tensor, kv: Tensor, segments: list[Segment], scale: float) -> Tensor:
+def attention(q: Tensor, kv: Tensor, segments: list[Segment], scale: float) -> Tensor:
     """Attention of q [T, H, D] over the KV of each row's own sequence, [T, H, D] in q's dtype.
 
     The KV of all rows has been written: a row may read what another sequence of this step wrote.
+    KV in listed blocks is gathered first, which is what paging costs here; a slice is read where
+    it lies.
     Reads no slot past a sequence's context. Rows in no segment get zeros.
     """
     out = torch.zeros_like(q)
     heads, size = kv.shape[3:]
     group = q.shape[1] // heads
     for first, num_new, num_context, blocks, mask in segments:
-        gathered = kv.index_select(1, blocks).flatten(1, 2)[:, :num_context]
-        keys, values = gathered.transpose(1, 2).unsqueeze(2).unbind(0)  # [G, 1, context, D]
+        held = kv[:, blocks] if isinstance(blocks, slice) else kv.index_select(1, blocks)
+        held = held.flatten(1, 2)[:, :num_context]
+        keys, values = held.transpose(1, 2).unsqueeze(2).unbind(0)  # [G, 1, context, D]
         rows = slice(first, first + num_new)
         if num_new == 1:  # the query heads of a KV head as the rows of one product
             query = q[first].view(heads, 1, group, size)

@@ -60,4 +60,11 @@ def prepare(
     registered = {
         stream: blocks * size for stream, blocks in registered_blocks(experiment, workload).items()
     }
-    return partial(ModelExecutor, decoder, pools, seed=experiment.seed, registered=registered)
+    return partial(
+        ModelExecutor,
+        decoder,
+        pools,
+        seed=experiment.seed,
+        registered=registered,
+        is_contiguous=kv.policy.kind == "contiguous",
+    )

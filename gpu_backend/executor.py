@@ -28,7 +28,8 @@ class ModelExecutor:
     decides who is dropped. `registered` prefixes, so many tokens of a stream, are in the pool
     before the first request that shares them: they are computed when a block table first shows
     where, and that takes no time. Padding of static batches is computed in the linear layers, not
-    attended.
+    attended. Where the cache is contiguous (`is_contiguous`: block tables are runs of ids), KV is
+    read where it lies, and not gathered.
 
     A duration is the time of the calling thread on a CPU (with one thread of torch that is what the
     step cost, whoever else uses the machine) and of the wall on a GPU, from the plan to the tokens
@@ -43,11 +44,13 @@ class ModelExecutor:
         *,
         seed: int = 0,
         registered: dict[int, int] | None = None,
+        is_contiguous: bool = False,
     ) -> None:
         self.decoder = decoder
         self.kv, self.host_kv = make_pool(decoder, pools)
         self.texts = Texts(seed, decoder.shape.vocab_size)
         self._block_size = pools.block_size
+        self._held = _run_of if is_contiguous else self._listed
         self._output_tokens = output_tokens
         self._luck = Luck(seed, output_tokens)
         self._standing = StandingBatch(pools.block_size)
@@ -90,13 +93,11 @@ class ModelExecutor:
 
     def _batch(self, plan: StepPlan) -> Batch:
         """The standing rows, the step's work, padding; logits of whoever makes a token."""
-        standing, size, device = self._standing, self._block_size, self.decoder.device
+        standing, device = self._standing, self.decoder.device
         row = len(standing.seqs)
-        tables = torch.from_numpy(standing.tables[:row]).to(device)
-        contexts = standing.contexts[:row].tolist()
         segments = [
-            Segment(place, 1, context, tables[place, : -(-context // size)], None)
-            for place, context in enumerate(contexts)
+            self._segment(place, context, 1, standing.tables[place])
+            for place, context in enumerate(standing.contexts[:row].tolist())
         ]
         tokens, positions = [standing.tokens[:row]], [standing.contexts[:row] - 1]
         slots, rows = [standing.slots()], [np.arange(row)]
@@ -106,7 +107,8 @@ class ModelExecutor:
             tokens.append(one_tokens)
             positions.append(one_positions)
             slots.append(one_slots)
-            segments.append(self._segment(row, start + num_new, num_new, seq.blocks))
+            blocks = np.array(seq.blocks, np.int64)
+            segments.append(self._segment(row, start + num_new, num_new, blocks))
             row += num_new
             if _makes_token(one):
                 rows.append(np.array([row - 1]))
@@ -130,9 +132,12 @@ class ModelExecutor:
         size = self._block_size
         return np.array(blocks, np.int64)[positions // size] * size + positions % size
 
-    def _segment(self, row: int, context: int, num_new: int, blocks: list[int]) -> Segment:
-        held = torch.tensor(blocks[: -(-context // self._block_size)], dtype=torch.int64)
-        return segment(row, num_new, context, held.to(self.decoder.device))
+    def _segment(self, row: int, context: int, num_new: int, table: np.ndarray) -> Segment:
+        held = self._held(table[: -(-context // self._block_size)])
+        return segment(row, num_new, context, held, self.decoder.device)
+
+    def _listed(self, blocks: np.ndarray) -> Tensor:
+        return torch.from_numpy(blocks).to(self.decoder.device)
 
     def _take(self, logits: Tensor, making: list[Work]) -> tuple[list[Sequence], list[Fork]]:
         """Read the step's tokens from logits [R, V]: a row for each standing sequence, then for
@@ -210,7 +215,7 @@ class ModelExecutor:
             tokens = self.texts.span(Span(head.stream, done, shared - done))
             flat = [tokens, positions, self._slots(seq.blocks, positions), np.arange(0)]
             tensors = [torch.from_numpy(one).to(self.decoder.device) for one in flat]
-            one = self._segment(0, shared, shared - done, seq.blocks)
+            one = self._segment(0, shared, shared - done, np.array(seq.blocks, np.int64))
             self.decoder.logits(Batch(*tensors[:3], [one], tensors[3]), self.kv)
             self._registered[head.stream] = [shared, count]
 
@@ -219,9 +224,13 @@ class ModelExecutor:
         device = self.decoder.device
         for count in (1, self._block_size):
             rows = torch.arange(count, device=device)
-            one = segment(0, count, count, torch.zeros(1, dtype=torch.int64, device=device))
+            one = self._segment(0, count, count, np.zeros(1, np.int64))
             for _ in range(2):
                 self.decoder.logits(Batch(rows * 0, rows, rows, [one], rows), self.kv)
+
+
+def _run_of(blocks: np.ndarray) -> slice:
+    return slice(int(blocks[0]), int(blocks[0]) + len(blocks))
 
 
 def _makes_token(work: Work) -> bool:

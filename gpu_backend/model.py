@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear, relu, rms_norm, silu
 
-from gpu_backend.attention import Segment, paged_attention, write_kv
+from gpu_backend.attention import Segment, attention, write_kv
 from gpu_backend.rope import turned
 from gpu_backend.shape import Shape
 from gpu_backend.weights import POSITION_OFFSET, Weights
@@ -76,7 +76,7 @@ class Decoder:
         if turns is not None:
             q, k = turned(q, *turns), turned(k, *turns)
         write_kv(kv, batch.slots, k, v)
-        mixed = paged_attention(q, kv, batch.segments, size**-0.5)
+        mixed = attention(q, kv, batch.segments, size**-0.5)
         return self._linear(mixed.flatten(1), f"{number}.out")
 
     def _feed_forward(self, x: Tensor, number: int) -> Tensor:

@@ -19,6 +19,7 @@ from gpu_backend.texts import Texts
 from gpu_backend.weights import drawn
 from kvsim.engine.batching import CONTINUOUS, Batching
 from kvsim.engine.groups import PaperEra
+from kvsim.engine.kv.contiguous import Contiguous
 from kvsim.engine.kv.policy import KVCachePolicy
 from kvsim.engine.plan import Executor, StepPlan, StepResult
 from kvsim.engine.request import Request, merged
@@ -119,7 +120,12 @@ def run_for_real(
     def make(output_tokens: list[int]) -> Poisoned:
         registered = {stream: n * kv.block_size for stream, n in serving.registered.items()}
         model = ModelExecutor(
-            tiny_decoder(), pools, output_tokens, seed=SEED, registered=registered
+            tiny_decoder(),
+            pools,
+            output_tokens,
+            seed=SEED,
+            registered=registered,
+            is_contiguous=isinstance(kv, Contiguous),
         )
         executors.append(Poisoned(model, step_ns))
         return executors[0]

@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.attention import copy_blocks, paged_attention, segment, write_kv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_backend.attention import attention, copy_blocks, segment, write_kv
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
@@ -22,11 +24,11 @@ def test_ragged_rows_attend_to_their_own_blocks(num_heads, num_kv_heads):
         places = torch.arange(context)
         slots = blocks[places // block_size] * block_size + places % block_size
         write_kv(kv, slots, keys, values)
-        segments.append(segment(row, num_new, context, blocks))
+        segments.append(segment(row, num_new, context, blocks, kv.device))
         texts.append((row, num_new, context, keys, values))
         row += num_new
     q = torch.randn(row + 2, num_heads, size, generator=generator)  # two rows of padding
-    out = paged_attention(q, kv, segments, 0.3)
+    out = attention(q, kv, segments, 0.3)
     assert not out[row:].any()
     group = num_heads // num_kv_heads
     for first, num_new, context, keys, values in texts:
@@ -36,6 +38,35 @@ def test_ragged_rows_attend_to_their_own_blocks(num_heads, num_kv_heads):
                 scores = keys[:seen, head // group] @ q[first + place, head] * 0.3
                 wanted = scores.softmax(0) @ values[:seen, head // group]
                 torch.testing.assert_close(out[first + place, head], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_contiguous_region_is_read_where_it_lies_with_the_same_answer():
+    generator = torch.Generator().manual_seed(2)
+    kv = torch.randn(2, 20, 4, 2, 8, generator=generator)
+    q = torch.randn(6, 4, 8, generator=generator)
+    listed, lying = (
+        [segment(0, 1, 18, one, kv.device), segment(1, 5, 14, two, kv.device)]
+        for one, two in ((torch.arange(3, 8), torch.arange(9, 13)), (slice(3, 8), slice(9, 13)))
+    )
+    with Calls() as paged:
+        wanted = attention(q, kv, listed, 0.3)
+    with Calls() as contiguous:
+        found = attention(q, kv, lying, 0.3)
+    assert torch.equal(found, wanted)
+    gathers = {"index_select", "index", "gather", "take"}
+    assert paged.names & gathers and not contiguous.names & gathers
+
+
+class Calls(TorchDispatchMode):
+    """The names of the operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def test_rows_of_padding_are_not_written():

@@ -113,7 +113,7 @@ def generate(decoder: Decoder, prompt: list[int], count: int) -> tuple[list[int]
         positions = torch.arange(start, end)
         slots = table[positions // block_size] * block_size + positions % block_size
         held = table[: -(-end // block_size)]
-        one = segment(0, end - start, end, held)
+        one = segment(0, end - start, end, held, held.device)
         last = torch.tensor([end - start - 1])
         batch = Batch(torch.tensor(tokens[start:end]), positions, slots, [one], last)
         values, places = decoder.logits(batch, kv)[0].topk(2)
