@@ -28,6 +28,7 @@ from triton.runtime.driver import driver
 
 from gpu_backend.kernels import (
     contiguous_decode_attention,
+    contiguous_prefill_attention,
     decode_attention,
     decode_scratch,
     move_blocks,
@@ -61,7 +62,7 @@ class Case(NamedTuple):
     head_dim: int
     block_size: int
     share: int
-    read: str  # how decode reads its KV; "window" is also prefill's
+    read: str  # how decode reads its KV; "window" and "contiguous" are also prefill's
 
 
 class Resources(NamedTuple):
@@ -170,7 +171,8 @@ def launch(case: Case) -> None:
         scratch = decode_scratch(NUM_SEQS, heads[0], dim, NUM_SPLITS, "meta")
     decode = contiguous_decode_attention if case.read == "contiguous" else decode_attention
     decode(q[:NUM_SEQS], kv, tables, lengths, 0.1, window=window, scratch=scratch)
-    prefill_attention(q, kv, starts, tables, lengths, 0.1, max_num_new=NUM_TOKENS, window=window)
+    prefill = contiguous_prefill_attention if case.read == "contiguous" else prefill_attention
+    prefill(q, kv, starts, tables, lengths, 0.1, max_num_new=NUM_TOKENS, window=window)
     store_kv(k, v, kv, empty(NUM_TOKENS, dtype=torch.int64))
     move_blocks(kv, kv, empty(8, 2, dtype=torch.int64))
 

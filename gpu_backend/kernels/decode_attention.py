@@ -8,13 +8,20 @@ import triton.language as tl
 from torch import Tensor
 
 from gpu_backend.kernels.combine_splits import DecodeScratch, check_scratch, combine_splits
-from gpu_backend.kernels.layout import check_kv, check_tables, is_plain_torch, next_power_of_2
+from gpu_backend.kernels.layout import (
+    check_kv,
+    check_tables,
+    check_touching,
+    is_plain_torch,
+    next_power_of_2,
+)
 from gpu_backend.kernels.softmax_tiles import (
     LOG2_E,
     Tile,
     attend_reference,
     attend_tile,
     dot_dtype,
+    following,
     gather_kv,
     kv_offsets,
 )
@@ -175,8 +182,7 @@ def contiguous_decode_attention(
     """`decode_attention` where each sequence's blocks lie one behind the other: only the first
     column of block_tables is read, so that the difference in time is what paging costs. Raises
     ValueError too if blocks that follow each other do not touch."""
-    if kv.stride(1) != kv[0, 0].numel():
-        raise ValueError("the blocks of kv must be contiguous")
+    check_touching(kv)
     return _decode(
         q,
         kv,
@@ -235,7 +241,7 @@ def _decode(
         check_scratch(scratch, out)
     if is_plain_torch(q):
         if not is_paged:
-            block_tables = block_tables[:, :1] + torch.arange(block_tables.shape[1])
+            block_tables = following(block_tables, kv.shape[1])
         return out.copy_(
             decode_attention_reference(
                 q, kv, block_tables, context_lens, scale, window, k_scale, v_scale

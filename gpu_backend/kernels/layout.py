@@ -52,6 +52,12 @@ def check_kv(kv: Tensor, dtype: torch.dtype) -> None:
         raise ValueError(f"kv of {kv.dtype} does not go with {dtype}")
 
 
+def check_touching(kv: Tensor) -> None:
+    """Raise ValueError unless blocks of kv that follow each other touch."""
+    if kv.stride(1) != kv[0, 0].numel():
+        raise ValueError("the blocks of kv must be contiguous")
+
+
 def check_tables(block_tables: Tensor, context_lens: Tensor, num_seqs: int) -> None:
     """Raise ValueError unless these are the block tables and context lengths of num_seqs."""
     if block_tables.dtype != torch.int32 or block_tables.shape[0] != num_seqs:

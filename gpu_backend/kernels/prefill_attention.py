@@ -7,13 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout import arch, check_kv, check_tables, is_plain_torch, next_power_of_2
+from gpu_backend.kernels.layout import (
+    arch,
+    check_kv,
+    check_tables,
+    check_touching,
+    is_plain_torch,
+    next_power_of_2,
+)
 from gpu_backend.kernels.softmax_tiles import (
     LOG2_E,
     Tile,
     attend_reference,
     attend_tile,
     dot_dtype,
+    following,
     gather_kv,
     kv_offsets,
 )
@@ -69,6 +77,7 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_PAGED: tl.constexpr,
     DOT: tl.constexpr,
 ):
     SHARE: tl.constexpr = NUM_HEADS // NUM_KV_HEADS  # heads that read one KV head
@@ -102,7 +111,9 @@ def _prefill_kernel(
     for tile in range(start // TOKENS * TOKENS, end, TOKENS):
         token = tile + tl.arange(0, TOKENS)
         live = (token >= start) & (token < end)
-        offset = kv_offsets(table, token, live, stride_block, SLOTS, NUM_KV_HEADS * HEAD_DIM, True)
+        offset = kv_offsets(
+            table, token, live, stride_block, SLOTS, NUM_KV_HEADS * HEAD_DIM, IS_PAGED
+        )
         k_mask = (column < HEAD_DIM)[:, None] & live[None, :]
         k = tl.load(keys + offset[None, :] + column[:, None], mask=k_mask, other=0.0)
         v_mask = live[:, None] & (column < HEAD_DIM)[None, :]
@@ -157,6 +168,72 @@ def prefill_attention(
     Raises ValueError unless the shapes agree and G divides H. After Kwon et al. 2023
     (PagedAttention), section 4, and Dao 2023 (FlashAttention-2), section 3.1.
     """
+    return _prefill(
+        q,
+        kv,
+        query_starts,
+        block_tables,
+        context_lens,
+        scale,
+        max_num_new,
+        window,
+        k_scale,
+        v_scale,
+        out,
+        is_paged=True,
+    )
+
+
+def contiguous_prefill_attention(
+    q: Tensor,
+    kv: Tensor,
+    query_starts: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    max_num_new: int,
+    window: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`prefill_attention` where each sequence's blocks lie one behind the other: only the first
+    column of block_tables is read. Raises ValueError too if blocks that follow each other do not
+    touch."""
+    check_touching(kv)
+    return _prefill(
+        q,
+        kv,
+        query_starts,
+        block_tables,
+        context_lens,
+        scale,
+        max_num_new,
+        window,
+        k_scale,
+        v_scale,
+        out,
+        is_paged=False,
+    )
+
+
+def _prefill(
+    q: Tensor,
+    kv: Tensor,
+    query_starts: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_num_new: int,
+    window: int,
+    k_scale: float,
+    v_scale: float,
+    out: Tensor | None,
+    *,
+    is_paged: bool,
+) -> Tensor:
+    """The one launch behind both public functions, which document its arguments."""
     check_kv(kv, q.dtype)
     num_seqs = query_starts.shape[0] - 1
     num_tokens, num_heads, head_dim = q.shape
@@ -171,6 +248,8 @@ def prefill_attention(
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out: contiguous {q.dtype} {list(q.shape)}")
     if is_plain_torch(q):
+        if not is_paged:
+            block_tables = following(block_tables, kv.shape[1])
         rows = slice(int(query_starts[0]), int(query_starts[-1]))
         out[rows] = prefill_attention_reference(
             q, kv, query_starts, block_tables, context_lens, scale, window, k_scale, v_scale
@@ -202,6 +281,7 @@ def prefill_attention(
         ROWS=tile.rows,
         TOKENS=tile.tokens,
         WINDOW=window,
+        IS_PAGED=is_paged,
         DOT=dot_dtype(q.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

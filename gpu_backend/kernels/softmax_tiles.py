@@ -63,6 +63,11 @@ def gather_kv(kv: Tensor, blocks: Tensor, start: int, end: int) -> tuple[Tensor,
     return k, v
 
 
+def following(block_tables: Tensor, num_blocks: int) -> Tensor:
+    """Tables [S, num_blocks] of the blocks from each sequence's first one on."""
+    return block_tables[:, :1] + torch.arange(num_blocks, device=block_tables.device)
+
+
 @triton.jit
 def kv_offsets(
     table,

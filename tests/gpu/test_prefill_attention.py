@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from gpu_backend.kernels import prefill_attention
+from gpu_backend.kernels import contiguous_prefill_attention, prefill_attention
 from gpu_backend.kernels.layout import DTYPES, FP8, HEAD_DIMS
 from gpu_backend.kernels.prefill_attention import prefill_attention_reference
 from tests.gpu.batches import (
@@ -30,11 +30,11 @@ def chunks(random, num_new, num_heads, head_dim, dtype):
     return q[:, :num_heads], starts
 
 
-def run_prefill(q, starts, batch, *, max_num_new, **options):
+def run_prefill(q, starts, batch, *, max_num_new, prefill=prefill_attention, **options):
     out = torch.full(q.shape, NAN, dtype=q.dtype, device=DEVICE)
     kv, tables, lengths, _ = batch
     scale = q.shape[2] ** -0.5
-    got = prefill_attention(
+    got = prefill(
         q, kv, starts, tables, lengths, scale, max_num_new=max_num_new, out=out, **options
     )
     assert got is out and out[-PADDING:].isnan().all()
@@ -99,6 +99,24 @@ def test_a_window_slides_with_the_query_and_needs_no_block_before_it(window):
     assert worst(out, exact(q, starts, batch, window=window)) <= TOLERANCE[torch.float32]
 
 
+def test_contiguous_kv_gives_the_same_bits_and_reads_no_table():
+    random = torch.Generator().manual_seed(3)
+    batch = make_batch(
+        random,
+        [150, 33, 9],
+        torch.float16,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=80,
+        is_contiguous=True,
+    )
+    q, starts = chunks(random, [40, 33, 1], 4, 80, torch.float16)
+    paged = run_prefill(q, starts, batch, max_num_new=40)
+    batch.block_tables[:, 1:] = -1
+    out = run_prefill(q, starts, batch, max_num_new=40, prefill=contiguous_prefill_attention)
+    assert torch.equal(out, paged)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fp8_kv_is_scaled_back(dtype):
     random = torch.Generator().manual_seed(4)
@@ -143,9 +161,18 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once():
         assert torch.allclose(out, at_once[begin:end], atol=1e-6)
 
 
-def test_the_cpu_path_computes_the_same(plain_torch):
+@pytest.mark.parametrize("prefill", [prefill_attention, contiguous_prefill_attention])
+def test_the_cpu_path_computes_the_same(prefill, plain_torch):
     random = torch.Generator().manual_seed(7)
-    batch = make_batch(random, [20, 0, 9], torch.float32, block_size=4, num_kv_heads=2, head_dim=64)
+    batch = make_batch(
+        random,
+        [20, 0, 9],
+        torch.float32,
+        block_size=4,
+        num_kv_heads=2,
+        head_dim=64,
+        is_contiguous=True,
+    )
     batch = batch._replace(
         kv=batch.kv.cpu(),
         block_tables=batch.block_tables.cpu(),
@@ -153,7 +180,7 @@ def test_the_cpu_path_computes_the_same(plain_torch):
     )
     q, starts = (x.cpu() for x in chunks(random, [6, 0, 9], 4, 64, torch.float32))
     kv, tables, lengths, _ = batch
-    out = prefill_attention(q, kv, starts, tables, lengths, 0.125, max_num_new=9)
+    out = prefill(q, kv, starts, tables, lengths, 0.125, max_num_new=9)
     assert worst(out[:-PADDING], exact(q, starts, batch)) <= TOLERANCE[torch.float32]
     assert (out[-PADDING:] == 0).all()
 
