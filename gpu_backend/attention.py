@@ -25,6 +25,17 @@ class Segment(NamedTuple):
     mask: Tensor | None  # bool [num_new, num_context], True where a token may look; None: anywhere
 
 
+class TorchAttention(NamedTuple):
+    """Writes the KV of the first rows to `slots` int64, then lets the segments attend to theirs."""
+
+    slots: Tensor
+    segments: list[Segment]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+        write_kv(kv, self.slots, k, v)
+        return attention(q, kv, self.segments, q.shape[2] ** -0.5)
+
+
 def segment(
     first: int, num_new: int, num_context: int, blocks: Tensor | slice, device: torch.device
 ) -> Segment:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gpu_backend.executor import ModelExecutor
 from gpu_backend.load import Pools, load_decoder
 from gpu_backend.texts import check_quotes
+from gpu_backend.torch_runner import TorchRunner
 from kvsim.config.build import registered_blocks
 from kvsim.config.models import Experiment
 from kvsim.errors import UserError
@@ -66,5 +67,5 @@ def prepare(
         pools,
         seed=experiment.seed,
         registered=registered,
-        is_contiguous=kv.policy.kind == "contiguous",
+        make_runner=partial(TorchRunner, is_contiguous=kv.policy.kind == "contiguous"),
     )

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear, relu, rms_norm, silu
 
-from gpu_backend.attention import Segment, attention, write_kv
-from gpu_backend.rope import turned
+from gpu_backend.rope import Turn, turned
 from gpu_backend.shape import Shape
 from gpu_backend.weights import POSITION_OFFSET, Weights
 
 ACTIVATION = {"silu": silu, "relu": relu, "gelu": gelu}
 
 
-class Batch(NamedTuple):
-    """The tokens of a step, one row each.
+class Attention(Protocol):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor) -> Tensor:
+        """Write k, v [T, G, D] of a step's rows to their places in a layer's kv [2, N, B, G, D],
+        and let each q [T, H, D] attend to its sequence: [T, H, D], scores scaled by D ** -0.5."""
+        ...
 
-    tokens, positions int64 [T]; slots int64 [<= T], where the KV of the first rows goes (the rest
-    is padding); `segments` say what each row attends to; logits are wanted of `rows` int64 [R].
-    """
+
+class Batch(NamedTuple):
+    """The tokens of a step, one row each: tokens, positions int64 [T]; logits are wanted of `rows`
+    int64 [R]; `attend` knows each row's KV."""
 
     tokens: Tensor
     positions: Tensor
-    slots: Tensor
-    segments: list[Segment]
-    rows: Tensor
+    rows: Tensor | slice
+    attend: Attention
 
 
 class Decoder:
@@ -39,25 +41,30 @@ class Decoder:
         self.dtype = weights["embed"].dtype
         self.device = weights["embed"].device
         self._activation = ACTIVATION[shape.activation]
+        self._turn = None if shape.rope is None else Turn(shape.rope, self.dtype, self.device)
+
+    def no_logits(self) -> Tensor:
+        """[0, V], of a step that computes nothing."""
+        return torch.empty(0, self.shape.vocab_size, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def logits(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Logits [R, V] of the wanted rows, in the weights' dtype. The KV of every row goes to its
-        slot of kv [L, 2, N, B, G, D]."""
+    def logits(self, batch: Batch, kv: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits [R, V] of the wanted rows, in the weights' dtype (in out, if given). The KV of the
+        rows goes to kv [L, 2, N, B, G, D]."""
         shape, weights = self.shape, self.weights
         hidden = embedding(batch.tokens, weights["embed"])  # [T, hidden]
         turns = None
-        if shape.rope is None:
+        if self._turn is None:
             hidden = hidden + embedding(batch.positions + POSITION_OFFSET, weights["positions"])
         else:
-            turns = shape.rope.tables(batch.positions, self.dtype)
+            turns = self._turn.tables(batch.positions)
         for number in range(shape.num_layers):
             normed = self._norm(hidden, f"{number}.attention_norm")
             hidden = hidden + self._attention(normed, number, turns, batch, kv[number])
             normed = self._norm(hidden, f"{number}.ffn_norm")
             hidden = hidden + self._feed_forward(normed, number)
         hidden = self._norm(hidden[batch.rows], "norm")
-        return linear(hidden, weights.get("head", weights["embed"]))
+        return torch.mm(hidden, weights.get("head", weights["embed"]).t(), out=out)
 
     def _attention(
         self,
@@ -75,8 +82,7 @@ class Decoder:
             q, k = self._norm(q, f"{number}.q_norm"), self._norm(k, f"{number}.k_norm")
         if turns is not None:
             q, k = turned(q, *turns), turned(k, *turns)
-        write_kv(kv, batch.slots, k, v)
-        mixed = attention(q, kv, batch.segments, size**-0.5)
+        mixed = batch.attend(q, k, v, kv)
         return self._linear(mixed.flatten(1), f"{number}.out")
 
     def _feed_forward(self, x: Tensor, number: int) -> Tensor:

@@ -20,13 +20,21 @@ class Rope(NamedTuple):
     inverse: tuple[float, ...]  # [D / 2]
     attention_factor: float = 1.0
 
-    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+
+class Turn:
+    """A rope on a device, in a dtype: what it needs is there before the first step."""
+
+    def __init__(self, rope: Rope, dtype: torch.dtype, device: torch.device) -> None:
+        self._inverse = torch.tensor(rope.inverse, dtype=torch.float32, device=device)
+        self._factor = rope.attention_factor
+        self._dtype = dtype
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D / 2] of positions int64 [T], computed in float32 at least."""
-        wide = torch.promote_types(dtype, torch.float32)
-        inverse = torch.tensor(self.inverse, dtype=torch.float32, device=positions.device)
-        angles = (positions.to(torch.float32)[:, None] * inverse)[:, None].to(wide)
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        return cos.to(dtype), sin.to(dtype)
+        wide = torch.promote_types(self._dtype, torch.float32)
+        angles = (positions.to(torch.float32)[:, None] * self._inverse)[:, None].to(wide)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -30,13 +30,12 @@ class Luck:
         return float(drawn[place])
 
 
-def draw(logits: Tensor, luck: list[float]) -> list[int]:
-    """A token for each row of logits [R, V], at temperature 1: the first whose cumulated
-    probability, in float64, exceeds the row's luck."""
+def draw(logits: Tensor, luck: Tensor) -> Tensor:
+    """A token int64 [R] for each row of logits [R, V], at temperature 1: the first whose cumulated
+    probability, in float64, exceeds the row's luck, float64 [R]."""
     heights = logits.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    at = torch.tensor(luck, dtype=torch.float64, device=logits.device)[:, None]
-    places = torch.searchsorted(heights, at * heights[:, -1:], right=True)
-    return places.squeeze(1).clamp_(max=logits.shape[1] - 1).tolist()
+    places = torch.searchsorted(heights, luck[:, None] * heights[:, -1:], right=True)
+    return places.squeeze(1).clamp_(max=logits.shape[1] - 1)
 
 
 class Candidate(NamedTuple):
@@ -47,15 +46,20 @@ class Candidate(NamedTuple):
     score: float
 
 
-def best_beams(logits: Tensor, scores: list[float], width: int) -> list[Candidate]:
-    """The `width` likeliest continuations, best first, of beams with logits [K, V] and scores."""
+def best_beams(logits: Tensor, scores: Tensor, width: int) -> Tensor:
+    """The `width` likeliest continuations, best first, of beams with logits [K, V] and scores
+    float64 [K]: int64 [2 * width], their places among K * V and the bits of their scores."""
     steps = logits.log_softmax(dim=-1, dtype=torch.float64)
-    known = torch.tensor(scores, dtype=torch.float64, device=logits.device)
-    values, places = (steps + known[:, None]).flatten().topk(width)
-    vocab_size = logits.shape[1]
+    values, places = (steps + scores[:, None]).flatten().topk(width)
+    return torch.cat((places, values.view(torch.int64)))
+
+
+def candidates(found: np.ndarray, vocab_size: int) -> list[Candidate]:
+    """What `best_beams` found, read back."""
+    places, values = found.reshape(2, -1)
     return [
         Candidate(place // vocab_size, place % vocab_size, value)
-        for place, value in zip(places.tolist(), values.tolist(), strict=True)
+        for place, value in zip(places.tolist(), values.view(np.float64).tolist(), strict=True)
     ]
 
 

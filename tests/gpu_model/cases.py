@@ -16,6 +16,7 @@ from gpu_backend.rope import rope_of
 from gpu_backend.sampling import Luck, draw
 from gpu_backend.shape import Shape
 from gpu_backend.texts import Texts
+from gpu_backend.torch_runner import TorchRunner
 from gpu_backend.weights import drawn
 from kvsim.engine.batching import CONTINUOUS, Batching
 from kvsim.engine.groups import PaperEra
@@ -125,7 +126,7 @@ def run_for_real(
             output_tokens,
             seed=SEED,
             registered=registered,
-            is_contiguous=isinstance(kv, Contiguous),
+            make_runner=partial(TorchRunner, is_contiguous=isinstance(kv, Contiguous)),
         )
         executors.append(Poisoned(model, step_ns))
         return executors[0]
@@ -158,7 +159,8 @@ def dense_answers(workload: Workload) -> Answers:
                 logits = dense_logits(decoder, prompt + said)[-1:]
                 token = int(logits.argmax())
                 if width > 1:
-                    (token,) = draw(logits, [luck.of((index, sample), place)])
+                    at = torch.tensor([luck.of((index, sample), place)], dtype=torch.float64)
+                    token = int(draw(logits, at))
                 said.append(token)
     return texts.answers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_backend.attention import segment
+from gpu_backend.attention import TorchAttention, segment
 from gpu_backend.model import Batch, Decoder
 
 
@@ -14,5 +14,5 @@ def dense_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     size = (shape.num_layers, 2, 1, count, shape.num_kv_heads, shape.head_size)
     kv = torch.zeros(size, dtype=decoder.dtype)
     rows = torch.arange(count)
-    whole = segment(0, count, count, slice(0, 1), decoder.device)
-    return decoder.logits(Batch(torch.tensor(tokens), rows, rows, [whole], rows), kv)
+    attend = TorchAttention(rows, [segment(0, count, count, slice(0, 1), decoder.device)])
+    return decoder.logits(Batch(torch.tensor(tokens), rows, rows, attend), kv)

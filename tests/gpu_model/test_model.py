@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.attention import segment
+from gpu_backend.attention import TorchAttention, segment
 from gpu_backend.load import load_decoder
 from gpu_backend.model import Batch, Decoder
 from tests.gpu_model.dense import dense_logits
@@ -114,8 +114,9 @@ def generate(decoder: Decoder, prompt: list[int], count: int) -> tuple[list[int]
         slots = table[positions // block_size] * block_size + positions % block_size
         held = table[: -(-end // block_size)]
         one = segment(0, end - start, end, held, held.device)
+        attend = TorchAttention(slots, [one])
         last = torch.tensor([end - start - 1])
-        batch = Batch(torch.tensor(tokens[start:end]), positions, slots, [one], last)
+        batch = Batch(torch.tensor(tokens[start:end]), positions, last, attend)
         values, places = decoder.logits(batch, kv)[0].topk(2)
         start = end
         if end >= len(prompt):
