@@ -28,7 +28,6 @@ from kvsim.engine.rules import LATEST, Rules
 from kvsim.sim.feed import round_robin
 from kvsim.sim.run import Engine, RunLog, simulate
 from kvsim.workload.workload import Workload, answer_stream, columns
-from tests.gpu_model.dense import dense_logits
 
 SEED = 3
 BLOCK_SIZE = 4
@@ -46,6 +45,8 @@ SHAPE = Shape(
     rope=rope_of({}, 8, ""),
 )
 Answers = dict[tuple[int, int], list[int]]
+LogitsOf = Callable[[list[int]], torch.Tensor]
+"""Logits [T, V] of every position of a text."""
 
 
 def tiny_decoder() -> Decoder:
@@ -111,8 +112,13 @@ class Poisoned:
 
 
 def run_for_real(
-    workload: Workload, serving: Serving, step_ns: int | None = 10 * MS
+    workload: Workload,
+    serving: Serving,
+    step_ns: int | None = 10 * MS,
+    decoder: Decoder | None = None,
+    make_model: Callable[..., ModelExecutor] = ModelExecutor,
 ) -> tuple[RunLog, Poisoned]:
+    """On the tiny decoder, if none is given."""
     executors: list[Poisoned] = []
     kv = serving.make_kv()
     host = serving.paper_era.num_host_blocks if serving.paper_era else 0
@@ -120,8 +126,8 @@ def run_for_real(
 
     def make(output_tokens: list[int]) -> Poisoned:
         registered = {stream: n * kv.block_size for stream, n in serving.registered.items()}
-        model = ModelExecutor(
-            tiny_decoder(),
+        model = make_model(
+            decoder or tiny_decoder(),
             pools,
             output_tokens,
             seed=SEED,
@@ -142,21 +148,21 @@ def requests_of(workload: Workload) -> list[Request]:
     ]
 
 
-def dense_answers(workload: Workload) -> Answers:
+def dense_answers(workload: Workload, logits_of: LogitsOf, vocab_size: int) -> Answers:
     """Every answer by itself: its whole text computed anew for each token."""
-    decoder, output_tokens = tiny_decoder(), workload.answer_tokens().tolist()
-    texts, luck = Texts(SEED, SHAPE.vocab_size), Luck(SEED, output_tokens)
+    output_tokens = workload.answer_tokens().tolist()
+    texts, luck = Texts(SEED, vocab_size), Luck(SEED, output_tokens)
     for request in requests_of(workload):
         index, width = request.index, int(workload.num_samples[request.index])
         prompt = texts.prompt(request).tolist()
         if workload.is_beam:
-            for sample, said in enumerate(searched(decoder, prompt, output_tokens[index], width)):
+            for sample, said in enumerate(searched(logits_of, prompt, output_tokens[index], width)):
                 texts.answers[index, sample] = said
             continue
         for sample in range(width):
             said = texts.answers[index, sample] = []
             for place in range(output_tokens[index]):
-                logits = dense_logits(decoder, prompt + said)[-1:]
+                logits = logits_of(prompt + said)[-1:]
                 token = int(logits.argmax())
                 if width > 1:
                     at = torch.tensor([luck.of((index, sample), place)], dtype=torch.float64)
@@ -165,13 +171,15 @@ def dense_answers(workload: Workload) -> Answers:
     return texts.answers
 
 
-def searched(decoder: Decoder, prompt: list[int], num_tokens: int, width: int) -> list[list[int]]:
+def searched(
+    logits_of: LogitsOf, prompt: list[int], num_tokens: int, width: int
+) -> list[list[int]]:
     """Beam search as written down: of all continuations of all beams the likeliest `width`."""
     beams = [(0.0, [])]
     for _ in range(num_tokens):
         found = []
         for score, said in beams:
-            steps = dense_logits(decoder, prompt + said)[-1].log_softmax(-1).tolist()
+            steps = logits_of(prompt + said)[-1].log_softmax(-1).tolist()
             found += [(score + step, [*said, token]) for token, step in enumerate(steps)]
         beams = sorted(found, reverse=True)[:width]
     return [said for _, said in beams]

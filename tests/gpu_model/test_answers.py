@@ -24,6 +24,7 @@ from kvsim.sim.run import RunLog, simulate
 from kvsim.study.tables import expand
 from tests.gpu_model.cases import (
     BLOCK_SIZE,
+    SHAPE,
     Answers,
     Poisoned,
     Serving,
@@ -31,7 +32,9 @@ from tests.gpu_model.cases import (
     mixed_beams,
     mixed_workload,
     run_for_real,
+    tiny_decoder,
 )
+from tests.gpu_model.dense import dense_logits
 from tests.test_twin import assert_same_runs
 
 AMPLE, TIGHT, TIGHT_FOR_GROUPS, TIGHT_FOR_BEAMS = 300, 26, 72, 56  # blocks
@@ -135,7 +138,7 @@ ALL = [
 
 @cache
 def alone(kind: str) -> Answers:
-    return dense_answers(WORKLOADS[kind]())
+    return dense_answers(WORKLOADS[kind](), partial(dense_logits, tiny_decoder()), SHAPE.vocab_size)
 
 
 def assert_happens(log: RunLog, events: tuple[str, ...]) -> None:
