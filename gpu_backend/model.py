@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,18 +55,32 @@ class Decoder:
         rows goes to kv [L, 2, N, B, G, D]."""
         shape, weights = self.shape, self.weights
         hidden = embedding(batch.tokens, weights["embed"])  # [T, hidden]
+        if shape.embed_size:
+            hidden = linear(hidden, weights["project_in"])
         turns = None
         if self._turn is None:
             hidden = hidden + embedding(batch.positions + POSITION_OFFSET, weights["positions"])
         else:
             turns = self._turn.tables(batch.positions)
         for number in range(shape.num_layers):
-            normed = self._norm(hidden, f"{number}.attention_norm")
-            hidden = hidden + self._attention(normed, number, turns, batch, kv[number])
-            normed = self._norm(hidden, f"{number}.ffn_norm")
-            hidden = hidden + self._feed_forward(normed, number)
-        hidden = self._norm(hidden[batch.rows], "norm")
+            attend = partial(
+                self._attention, number=number, turns=turns, batch=batch, kv=kv[number]
+            )
+            hidden = self._added(hidden, f"{number}.attention_norm", attend)
+            feed = partial(self._feed_forward, number=number)
+            hidden = self._added(hidden, f"{number}.ffn_norm", feed)
+        hidden = hidden[batch.rows]
+        if not shape.norms_after:
+            hidden = self._norm(hidden, "norm")
+        if shape.embed_size:
+            hidden = linear(hidden, weights["project_out"])
         return torch.mm(hidden, weights.get("head", weights["embed"]).t(), out=out)
+
+    def _added(self, hidden: Tensor, norm: str, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """The stream with what the layer adds, normed before the layer or after."""
+        if self.shape.norms_after:
+            return self._norm(hidden + layer(hidden), norm)
+        return hidden + layer(self._norm(hidden, norm))
 
     def _attention(
         self,

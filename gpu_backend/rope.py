@@ -11,6 +11,7 @@ from torch import Tensor
 from kvsim.errors import UserError
 
 KINDS = ("default", "linear", "llama3", "yarn")
+CHANGING = ("dynamic", "longrope")
 
 
 class Rope(NamedTuple):
@@ -49,6 +50,11 @@ def rope_of(config: dict[str, Any], head_size: int, where: str) -> Rope:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = given.get("rope_type", given.get("type", "default"))
     theta = float(given.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    if kind in CHANGING:
+        raise UserError(
+            f"{where}: rope type {kind!r} turns keys by how long their sequence has become, so "
+            "cached and shared keys would change answers; supported are " + ", ".join(KINDS)
+        )
     if kind not in KINDS:
         raise UserError(f"{where}: rope type {kind!r} is not one of {', '.join(KINDS)}")
     if config.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0)) != 1.0:

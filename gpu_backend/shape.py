@@ -22,8 +22,8 @@ ACTIVATIONS = ("silu", "relu", "gelu")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pre-norm decoder. With `rope` its norms are RMSNorm and its feed-forward layers gated;
-    without, positions are learned, norms are LayerNorm, and all linear layers have biases."""
+    """A decoder. With `rope` its norms are RMSNorm and its feed-forward layers gated; without,
+    positions are learned, norms are LayerNorm, and all linear layers have biases."""
 
     vocab_size: int
     hidden_size: int
@@ -41,6 +41,8 @@ class Shape:
     has_ffn_bias: bool = False
     has_qk_norm: bool = False
     ties_embeddings: bool = False
+    embed_size: int | None = None  # of a token's embedding, where a matrix leads to hidden_size
+    norms_after: bool = False  # norms follow what is added to the stream, and none is at the end
 
     def kv_elements(self) -> int:
         """Elements of the KV of one token."""
@@ -111,14 +113,13 @@ def _rotary(config: dict[str, Any], path: Path) -> Shape:
 def _opt(config: dict[str, Any], path: Path) -> Shape:
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     for key, needed in (
-        ("do_layer_norm_before", True),
-        ("word_embed_proj_dim", hidden_size),
         ("enable_bias", True),
         ("layer_norm_elementwise_affine", True),
         ("_remove_final_layer_norm", False),
     ):
         if (value := config.get(key, needed)) != needed:
             raise UserError(f"{path}: {key} {value!r} is not supported: it must be {needed!r}")
+    embed_size = config.get("word_embed_proj_dim", hidden_size)
     return Shape(
         vocab_size=config["vocab_size"],
         hidden_size=hidden_size,
@@ -134,6 +135,8 @@ def _opt(config: dict[str, Any], path: Path) -> Shape:
         has_output_bias=True,
         has_ffn_bias=True,
         ties_embeddings=bool(config.get("tie_word_embeddings", True)),
+        embed_size=None if embed_size == hidden_size else embed_size,
+        norms_after=not config.get("do_layer_norm_before", True),
     )
 
 
@@ -143,6 +146,12 @@ def _check(shape: Shape, path: Path) -> None:
         value = getattr(shape, name)
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{path}: {name} is {value!r}, not a whole number above 0")
+    if shape.embed_size is not None and (
+        not isinstance(shape.embed_size, int) or shape.embed_size < 1
+    ):
+        raise UserError(
+            f"{path}: word_embed_proj_dim is {shape.embed_size!r}, not a whole number above 0"
+        )
     if shape.num_heads % shape.num_kv_heads:
         raise UserError(
             f"{path}: {shape.num_heads} attention heads do not divide into {shape.num_kv_heads} "

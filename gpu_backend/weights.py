@@ -136,7 +136,11 @@ def _opt(shape: Shape) -> Iterator[Parameter]:
         yield Parameter(f"{name}.bias", ((f"{stored}.bias", width),), None)
 
     rows = shape.num_positions + POSITION_OFFSET
-    yield _matrix("embed", [(f"{decoder}.embed_tokens", shape.vocab_size)], width, 1.0)
+    embed = shape.embed_size or width
+    yield _matrix("embed", [(f"{decoder}.embed_tokens", shape.vocab_size)], embed, 1.0)
+    if shape.embed_size:
+        yield _matrix("project_in", [(f"{decoder}.project_in", width)], embed, embed**-0.5)
+        yield _matrix("project_out", [(f"{decoder}.project_out", embed)], width, width**-0.5)
     yield _matrix("positions", [(f"{decoder}.embed_positions", rows)], width, 0.1)
     for i in range(shape.num_layers):
         at = f"{decoder}.layers.{i}"
@@ -148,9 +152,10 @@ def _opt(shape: Shape) -> Iterator[Parameter]:
         yield from norm(f"{i}.ffn_norm", f"{at}.final_layer_norm")
         yield from _linear(f"{i}.up", [(f"{at}.fc1", ffn)], width, shape.has_ffn_bias)
         yield from _linear(f"{i}.down", [(f"{at}.fc2", width)], ffn, shape.has_ffn_bias)
-    yield from norm("norm", f"{decoder}.final_layer_norm")
+    if not shape.norms_after:
+        yield from norm("norm", f"{decoder}.final_layer_norm")
     if not shape.ties_embeddings:
-        yield _matrix("head", [("lm_head", shape.vocab_size)], width, width**-0.5)
+        yield _matrix("head", [("lm_head", shape.vocab_size)], embed, embed**-0.5)
 
 
 def _matrix(name: str, parts: list[tuple[str, int]], columns: int, deviation: float) -> Parameter:

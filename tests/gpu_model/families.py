@@ -35,6 +35,19 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+OPT = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "ffn_dim": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "word_embed_proj_dim": 64,
+    "init_std": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 FAMILIES = {
     "llama": ("Llama", ROTARY),
     "llama, 3 query heads a KV head, tied": (
@@ -51,21 +64,10 @@ FAMILIES = {
     "mistral": ("Mistral", ROTARY | {"sliding_window": None, "head_dim": 24}),
     "qwen2": ("Qwen2", ROTARY | {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", ROTARY | {"head_dim": 32}),
-    "opt": (
+    "opt": ("OPT", OPT),
+    "opt, norms after, narrow embeddings": (
         "OPT",
-        {
-            "vocab_size": 96,
-            "hidden_size": 64,
-            "ffn_dim": 88,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 256,
-            "word_embed_proj_dim": 64,
-            "init_std": 0.3,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-        },
+        OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 48},
     ),
 }
 

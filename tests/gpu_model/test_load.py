@@ -98,7 +98,10 @@ def test_a_config_alone_has_its_weights_drawn(folder):
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"num_key_value_heads": 3}, "2 attention heads do not divide into 3 KV heads"),
         ({"hidden_act": "tanh"}, "activation 'tanh' is not one of"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not one of"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope type 'longrope' turns keys by how long",
+        ),
         ({"rope_scaling": {"type": "llama3"}}, "rope type llama3 lacks"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
         ({"vocab_size": 25}, "embed_tokens.weight is [24, 16], and config.json says [25, 16]"),

@@ -13,6 +13,7 @@ from gpu_backend.executor import ModelExecutor
 from gpu_backend.load import load_decoder
 from gpu_backend.model import Decoder
 from gpu_backend.texts import Texts
+from gpu_backend.torch_runner import TorchRunner
 from kvsim.workload.workload import Workload
 from tests.gpu_model.cases import SEED, Answers, LogitsOf, dense_answers, requests_of, run_for_real
 from tests.gpu_model.dense import dense_logits
@@ -137,16 +138,23 @@ def test_drawn_answers_and_beams_in_float64(built, wanted, family, kind, serving
 class Noting(ModelExecutor):
     """Keeps the logits of every token that it makes, with the text that they follow."""
 
-    served: list[tuple[list[int], torch.Tensor]]
+    def __init__(self, *args, make_runner=TorchRunner, **options):
+        self.served: list[tuple[list[int], torch.Tensor]] = []
+        super().__init__(*args, make_runner=make_runner, **options)
+        self._run, self._runner.run = self._runner.run, self._noting
 
-    def _take(self, logits, making):
-        seqs = [*self._standing.seqs, *(one.seq for one in making)]
-        for seq, row in zip(seqs, logits, strict=True):
-            text = self.texts.tokens(seq, 0, seq.request.prompt_tokens).tolist()
-            if self.answers.get((seq.request.index, seq.sample)):
-                text += self.answers[seq.request.index, seq.sample]
-            self.served.append((text, row.double()))
-        return super()._take(logits, making)
+    def _asked(self, seqs):
+        self._following = [self._text(seq) for seq in seqs]
+        return super()._asked(seqs)
+
+    def _text(self, seq):
+        prompt = self.texts.tokens(seq, 0, seq.request.prompt_tokens).tolist()
+        return prompt + self.answers.get((seq.request.index, seq.sample), [])
+
+    def _noting(self, moves, step, along):
+        ran = self._run(moves, step, along)
+        self.served += zip(self._following, ran.logits.double(), strict=True)
+        return ran
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -158,11 +166,10 @@ def test_16_bit_logits_as_served(built, family, kind, serving, dtype):
     decoder = load_decoder(folder, dtype=dtype, device="cpu")
     exact = Decoder(decoder.shape, {name: one.double() for name, one in decoder.weights.items()})
     logits_of = told_by(deepcopy(model), getattr(torch, dtype))
-    Noting.served = []
-    log, _ = run_for_real(WORKLOADS[kind](), serving, decoder=decoder, make_model=Noting)
+    log, executor = run_for_real(WORKLOADS[kind](), serving, decoder=decoder, make_model=Noting)
     assert_happens(log, serving.happens)
     ours, theirs = [], []
-    for text, row in Noting.served[::EVERY]:
+    for text, row in executor.model.served[::EVERY]:
         right = dense_logits(exact, text)[-1]
         ours.append(row - right)
         theirs.append(logits_of(text)[-1].double() - right)
