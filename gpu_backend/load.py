@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,11 +45,12 @@ def load_decoder(
     seed: int = 0,
     max_model_len: int = 0,
     pools: Pools | None = None,
+    check: Callable[[Shape, torch.dtype, torch.device], None] | None = None,
 ) -> Decoder:
     """The decoder that `model` names: `small`; a folder with config.json and safetensors; or a
     config.json, whose weights are then drawn. Raises UserError, before anything is allocated, for
-    what is wrong with it, for sequences of max_model_len tokens that it has no positions for, and
-    where weights and `pools` need more memory than is there."""
+    what is wrong with it, for sequences of max_model_len tokens that it has no positions for, where
+    weights and `pools` need more memory than is there, and for what `check` refuses."""
     place, kind = device_of(device), dtype_of(dtype, device)
     path = Path(model)
     if model == "small":
@@ -65,6 +67,8 @@ def load_decoder(
             f"engine.max_model_len: {max_model_len:,} is more than the {shape.num_positions:,} "
             f"positions of model {model}"
         )
+    if check is not None:
+        check(shape, kind, place)
     _check_memory(shape, kind, place, pools or Pools(0, 1))
     weights: Weights
     if stored is None:

@@ -15,6 +15,11 @@ if find_spec("torch"):
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any import
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interpreter():
     """Triton 3.6's interpreter cannot loop up to a loaded number under later NumPys."""

@@ -175,7 +175,7 @@ def test_the_cpu_path_computes_the_same(decode, plain_torch):
     assert worst(out, exact(q, cpu)) <= TOLERANCE[torch.float32]
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_captured_graph_stays_right_as_contexts_grow():
     random = torch.Generator().manual_seed(8)
     batch = make_batch(random, [300, 90], torch.float16, block_size=16, num_kv_heads=2, head_dim=64)

@@ -15,6 +15,7 @@ from gpu_backend.model import Decoder
 from gpu_backend.rope import rope_of
 from gpu_backend.sampling import Luck, draw
 from gpu_backend.shape import Shape
+from gpu_backend.step import Runner
 from gpu_backend.texts import Texts
 from gpu_backend.torch_runner import TorchRunner
 from gpu_backend.weights import drawn
@@ -115,10 +116,11 @@ def run_for_real(
     workload: Workload,
     serving: Serving,
     step_ns: int | None = 10 * MS,
-    decoder: Decoder | None = None,
+    *,
+    make_decoder: Callable[[], Decoder] = tiny_decoder,
     make_model: Callable[..., ModelExecutor] = ModelExecutor,
+    runner: Callable[..., Runner] = TorchRunner,
 ) -> tuple[RunLog, Poisoned]:
-    """On the tiny decoder, if none is given."""
     executors: list[Poisoned] = []
     kv = serving.make_kv()
     host = serving.paper_era.num_host_blocks if serving.paper_era else 0
@@ -127,12 +129,12 @@ def run_for_real(
     def make(output_tokens: list[int]) -> Poisoned:
         registered = {stream: n * kv.block_size for stream, n in serving.registered.items()}
         model = make_model(
-            decoder or tiny_decoder(),
+            make_decoder(),
             pools,
             output_tokens,
             seed=SEED,
             registered=registered,
-            make_runner=partial(TorchRunner, is_contiguous=isinstance(kv, Contiguous)),
+            make_runner=partial(runner, is_contiguous=isinstance(kv, Contiguous)),
         )
         executors.append(Poisoned(model, step_ns))
         return executors[0]

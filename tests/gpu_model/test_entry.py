@@ -78,6 +78,7 @@ def test_an_experiment_runs_on_the_small_model(experiment, tmp_path):
     [
         ({"modell": "small"}, [], "--executor-set modell: not one of model, device, dtype"),
         ({"dtype": "int4"}, [], "dtype 'int4' is not one of"),
+        ({"attention": "flash"}, [], "attention 'flash' is not one of torch, triton"),
         ({}, ["kv.num_blocks=90000000"], "kv.num_blocks: 90,000,000 blocks take"),
         ({}, ["engine.max_model_len=200000"], "engine.max_model_len: 200,000 is more than"),
     ],

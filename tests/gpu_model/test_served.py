@@ -89,7 +89,7 @@ def test_greedy_answers_in_float32(built, family, kind, serving):
     model, folder = built(family)
     workload, logits_of = WORKLOADS[kind](), told_by(model, torch.float32)
     decoder = load_decoder(folder, dtype="float32", device="cpu")
-    log, executor = run_for_real(workload, serving, decoder=decoder)
+    log, executor = run_for_real(workload, serving, make_decoder=lambda: decoder)
     assert_happens(log, serving.happens)
     assert_same_but_for_ties(workload, executor.model.answers, logits_of, decoder.shape.vocab_size)
 
@@ -129,7 +129,7 @@ def wanted(built):
 def test_drawn_answers_and_beams_in_float64(built, wanted, family, kind, serving):
     """No two cumulated probabilities or scores are near enough there to change places."""
     decoder = load_decoder(built(family)[1], dtype="float64", device="cpu")
-    log, executor = run_for_real(WORKLOADS[kind](), serving, decoder=decoder)
+    log, executor = run_for_real(WORKLOADS[kind](), serving, make_decoder=lambda: decoder)
     assert_happens(log, serving.happens)
     ours, theirs = executor.model.answers, wanted(family, kind)
     assert (as_sets(ours) == as_sets(theirs)) if kind == "beams" else (ours == theirs)
@@ -166,7 +166,9 @@ def test_16_bit_logits_as_served(built, family, kind, serving, dtype):
     decoder = load_decoder(folder, dtype=dtype, device="cpu")
     exact = Decoder(decoder.shape, {name: one.double() for name, one in decoder.weights.items()})
     logits_of = told_by(deepcopy(model), getattr(torch, dtype))
-    log, executor = run_for_real(WORKLOADS[kind](), serving, decoder=decoder, make_model=Noting)
+    log, executor = run_for_real(
+        WORKLOADS[kind](), serving, make_decoder=lambda: decoder, make_model=Noting
+    )
     assert_happens(log, serving.happens)
     ours, theirs = [], []
     for text, row in executor.model.served[::EVERY]:
