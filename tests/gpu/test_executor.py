@@ -158,6 +158,8 @@ def test_a_step_of_any_size_has_the_logits_and_kv_of_plain_torch():
     steps += [with_chunk(decodes(2, random), 5, 5)._replace(num_padding=3)]
     for step in steps:
         wanted = plain.run(MOVES, step, [step.rows])
+        for staging in (triton._decode_staging, triton._staging):
+            staging._host.fill_(0x7F)  # what other steps leave there is of no meaning
         found = triton.run(MOVES, step, [step.rows])
         torch.testing.assert_close(found.logits, wanted.logits, atol=1e-4, rtol=1e-4)
         assert (triton.read(found.sent[0]) == step.rows).all()
