@@ -79,8 +79,8 @@ def _decode_kernel(
     DOT: tl.constexpr,
 ):
     SHARE: tl.constexpr = NUM_HEADS // NUM_KV_HEADS  # heads that read one KV head: the tile's rows
-    seq = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    seq = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(context_lens + seq)
     start = 0
@@ -92,7 +92,7 @@ def _decode_kernel(
     first += split * split_tokens
     end = tl.minimum(first + split_tokens, length)
 
-    row = tl.program_id(1) // NUM_KV_HEADS * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) // NUM_KV_HEADS * ROWS + tl.arange(0, ROWS)
     head = kv_head * SHARE + row
     column = tl.arange(0, HEAD_DIM_PAD)
     real = (row < SHARE)[:, None] & (column < HEAD_DIM)[None, :]
@@ -254,7 +254,8 @@ def _decode(
     tile = decode_tile(q.dtype, kv.dtype, share, head_dim)
     head_dim_pad = next_power_of_2(head_dim)
     partial, log_total = scratch if num_splits > 1 else (out, out)
-    grid = (num_seqs, num_kv_heads * triton.cdiv(share, tile.rows), num_splits)
+    # heads first: programs that start together read what lies together, all heads of a token
+    grid = (num_kv_heads * triton.cdiv(share, tile.rows), num_seqs, num_splits)
     _decode_kernel[grid](
         out,
         partial,

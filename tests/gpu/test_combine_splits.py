@@ -17,7 +17,7 @@ from tests.gpu.batches import DEVICE, NAN, TOLERANCE, normal, worst
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("num_splits", [1, 2, 16])
+@pytest.mark.parametrize("num_splits", [1, 2, 64])
 def test_splits_are_weighted_by_their_totals_and_dead_ones_not_read(num_splits, head_dim):
     random = torch.Generator().manual_seed(num_splits)
     partial = normal(random, 3, 2, num_splits, head_dim, dtype=torch.float32)
@@ -38,14 +38,15 @@ def test_splits_are_weighted_by_their_totals_and_dead_ones_not_read(num_splits, 
         assert torch.allclose(expected[0].float(), (weight[..., None] * partial[0]).sum(1))
 
 
-def test_the_number_of_splits_depends_on_fixed_things_only():
-    assert num_splits_of(1, 8, 4096, 132) == 32
-    assert num_splits_of(64, 8, 4096, 132) == 1
-    assert num_splits_of(8, 8, 4096, 132) == 8
+def test_the_splits_fill_the_processors_and_are_worth_it():
+    assert num_splits_of(1, 8, 4096, 132) == 32  # of 128 tokens: 256 programs
+    assert num_splits_of(1, 8, 131_072, 132) == 64  # the most
+    assert num_splits_of(8, 8, 4096, 132) == 16  # 1,024 programs; 8 would be 16 short of 4 each
+    assert num_splits_of(66, 8, 4096, 132) == 1  # 528 programs: 4 each
     assert num_splits_of(1, 8, 100, 132) == 1
     for num_seqs in (1, 2, 3, 5, 100):
         num_splits = num_splits_of(num_seqs, 4, 8192, 108)
-        assert num_splits & (num_splits - 1) == 0 < num_splits <= 32
+        assert num_splits & (num_splits - 1) == 0 < num_splits <= 64
 
 
 def test_scratch_of_another_shape_is_refused():
