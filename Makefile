@@ -35,8 +35,8 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	touch $@ $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,gpu]"
+	touch $@ $(VENV)/.installed $(VENV)/.installed-gpu
 
 $(VENV)/.installed-gpu: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[gpu]"

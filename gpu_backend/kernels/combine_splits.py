@@ -33,13 +33,13 @@ def num_splits_of(num_seqs: int, num_kv_heads: int, max_context: int, num_proces
     hold, in tokens: fixed things, never the contexts, so that a captured graph stays right as
     those grow. num_processors: the device's multiprocessors.
 
-    Every processor gets at least 4 programs where there is work for them. A program of 64-token
-    tiles of 16-bit heads of 128 has one tile of 32 KiB on its way while it works on another, and
-    5 programs fit into a processor's shared memory (227 KiB, 39 KiB each). By Little's law an H200
-    (4.8 TB/s, about 1 us to memory, 132 processors) needs 36 KiB on the way in each: one program
-    just falls short, and with 2, each long wait (a tile's block ids come before its KV) shows. More
-    than 4 also cut long contexts of a ragged batch, whose last program is then not alone for long;
-    beyond that, parts cost more (each 4 D bytes a query head, written and read) than they save.
+    Every processor gets at least 4 programs where there is work for them. A program has 32 KiB or
+    more of KV on its way while it works on as much (16-bit heads of 128), and 3 fit into the
+    shared memory of a processor. By Little's law an H200 (4.8 TB/s, about 1 us to memory, 132
+    processors) needs 36 KiB on the way in each, so that 2 would do if none ever waited for its
+    first tile. The rest is for ragged batches: the longest context ends the sooner the more parts
+    it has. More parts still would cost more (each 4 D bytes a query head, written and read) than
+    they save.
     """
     wanted = -(-PROGRAMS_PER_PROCESSOR * num_processors // (num_seqs * num_kv_heads))
     worth = max(1, max_context // MIN_SPLIT_TOKENS)

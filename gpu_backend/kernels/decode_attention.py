@@ -198,18 +198,24 @@ def contiguous_decode_attention(
     )
 
 
-def decode_tile(dtype: torch.dtype, kv_dtype: torch.dtype, share: int, head_dim: int) -> Tile:
+def decode_tile(
+    dtype: torch.dtype, kv_dtype: torch.dtype, share: int, head_dim: int, *, is_paged: bool
+) -> Tile:
     """Rows are the share of heads that read one KV head, padded to what a dot takes; the rest is
     the largest tried that spills nowhere. float32 multiplies without tensor cores, from registers,
-    and fp8 is widened in them."""
+    and fp8 is widened in them. Two tiles are held where they fit, one being read while the other
+    is worked on: 3 of Triton's stages, or 5 where block ids are read ahead of the KV they name."""
     if dtype == torch.float32:
         return Tile(16, 16, 4, 2)
     padded = max(16, next_power_of_2(share))
-    if kv_dtype == dtype:
+    if kv_dtype != dtype:
         return (
-            Tile(min(padded, 32), 32, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 4, 2)
+            Tile(min(padded, 32), 16, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 8, 2)
         )
-    return Tile(min(padded, 32), 16, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 8, 2)
+    stages = 2 if padded > 16 else 5 if is_paged else 3
+    if head_dim > 128:
+        return Tile(min(padded, 32), 32, 4, stages)
+    return Tile(min(padded, 64), 64, 4, stages)
 
 
 def _decode(
@@ -251,7 +257,7 @@ def _decode(
         return out
     num_splits = 1 if scratch is None else scratch.log_total.shape[2]
     share = num_heads // num_kv_heads
-    tile = decode_tile(q.dtype, kv.dtype, share, head_dim)
+    tile = decode_tile(q.dtype, kv.dtype, share, head_dim, is_paged=is_paged)
     head_dim_pad = next_power_of_2(head_dim)
     partial, log_total = scratch if num_splits > 1 else (out, out)
     # heads first: programs that start together read what lies together, all heads of a token

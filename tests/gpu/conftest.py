@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
+
+from tests import kernels_interpreted  # noqa: F401
 
 if find_spec("torch"):
     import torch
 
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any import
 
 
 def pytest_runtest_setup(item):
