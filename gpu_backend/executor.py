@@ -76,6 +76,7 @@ class ModelExecutor:
         is_cuda = decoder.device.type == "cuda"
         self._now_ns = time.perf_counter_ns if is_cuda else time.thread_time_ns
         self._runner = make_runner(decoder, self.kv, self.host_kv)
+        self._warm_up()
 
     @property
     def answers(self) -> dict[AnswerKey, list[int]]:
@@ -233,6 +234,13 @@ class ModelExecutor:
             )
             self._runner.read(self._runner.run([], step, []).likeliest)
             self._registered[head.stream] = [shared, count]
+
+    def _warm_up(self) -> None:
+        """The first draw and the first search of a process cost more than all later ones."""
+        logits = self.decoder.no_logits().new_zeros(1, self.decoder.shape.vocab_size)
+        half = logits.new_full((1,), 0.5, dtype=torch.float64)
+        draw(logits, half)
+        best_beams(logits, half, 1)
 
 
 def _chosen(ran: Ran, asked: Asked) -> Tensor:

@@ -26,6 +26,7 @@ from gpu_backend.triton_attention import (
     TritonAttention,
 )
 from kvsim.engine.plan import COPY, SWAP_IN, SWAP_OUT, BlockMove
+from kvsim.errors import UserError
 
 ALONG_BYTES = 1 << 16  # beside a decode: of moves and what sampling needs
 
@@ -43,7 +44,8 @@ class TritonRunner:
     contiguous (block tables are runs of ids), kernels read the first block of a table only.
 
     Whatever a step of `bounds` needs is compiled, captured and allocated before the first one, but
-    for what torch's own allocator keeps for steps with chunks.
+    for what torch's own allocator keeps for steps with chunks. Raises UserError where there is no
+    memory for that.
     """
 
     def __init__(
@@ -68,7 +70,13 @@ class TritonRunner:
         largest = _step_fields(num_seqs, num_seqs, num_tokens, num_seqs, self._num_columns)
         self._staging = Staging(size_of(largest) + ALONG_BYTES, decoder.device)
         self._told = torch.zeros(4 * num_seqs, dtype=torch.int64, pin_memory=self._is_cuda)
-        self._warm_up(bounds)
+        try:
+            self._warm_up(bounds)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"kv.num_blocks: {kv.shape[2]:,} blocks leave no room for steps of "
+                f"{bounds.max_num_batched_tokens:,} tokens (engine.max_num_batched_tokens)"
+            ) from None
 
     def run(self, moves: list[BlockMove], step: Step, along: list[np.ndarray]) -> Ran:
         runs = [
@@ -206,7 +214,8 @@ class TritonRunner:
             self._wait()
             if pool is not None:
                 bucket.capture(pool)
-        for num_tokens in (1 << n for n in range(bounds.max_num_batched_tokens.bit_length())):
+        largest = bounds.max_num_batched_tokens
+        for num_tokens in {*(1 << n for n in range(largest.bit_length())), largest}:
             self.run([], _idle_step(num_tokens), [])
             self._wait()
         kinds = [COPY, SWAP_OUT, SWAP_IN] if self._pools[SWAP_IN][0].shape[2] else [COPY]

@@ -1,5 +1,6 @@
-"""Prints how many kernels are compiled for a model by its runner's warm-up, and how many after
-steps of any size within its bounds; as JSON.
+"""Prints as JSON, of a runner, paged and contiguous: the kernels that its warm-up compiles, those
+that steps of any size within its bounds compile after it, and how many operators of a step had
+tensors of the host and of the device.
 
 A process of its own, with nothing interpreted: the runner works on tensors without memory, under a
 driver that launches nothing.
@@ -12,6 +13,10 @@ from collections import Counter
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime.driver import driver
 
 from gpu_backend import triton_runner
@@ -46,6 +51,32 @@ class Counting(NoDriver):
 
     def load_binary(self, *args: object) -> tuple:
         return object(), *super().load_binary(*args)[1:]
+
+
+class Crossings(TorchDispatchMode):
+    """Counts operators that have tensors of the host and of the device: copies, above all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
+        self.count += len({one.device.type for one in tensors}) > 1
+        return out
+
+
+class Literals(TorchFunctionMode):
+    """Counts tensors made of Python's numbers: on a GPU each is a copy that waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.tensor, torch.as_tensor, torch.asarray)
+        return func(*args, **(kwargs or {}))
 
 
 def random_step(random: np.random.Generator) -> Step:
@@ -86,11 +117,14 @@ def main() -> None:
         decoder = Decoder(SHAPE, drawn(SHAPE, 0, torch.bfloat16, META))
         runner = TritonRunner(decoder, kv, host_kv, bounds=BOUNDS, is_contiguous=is_contiguous)
         at_first = [name for name, *_ in stand_in.loaded]
-        random = np.random.default_rng(1)
+        random, crossed = np.random.default_rng(1), Counter()
         for _ in range(200):
-            runner.run(random_moves(random), random_step(random), [np.zeros(3), np.arange(3)])
+            with Crossings() as crossings, Literals() as literals:
+                runner.run(random_moves(random), random_step(random), [np.zeros(3), np.arange(3)])
+            crossed[crossings.count + literals.count] += 1
         later = [name for name, *_ in stand_in.loaded[len(at_first) :]]
-        found["contiguous" if is_contiguous else "paged"] = [Counter(at_first), Counter(later)]
+        name = "contiguous" if is_contiguous else "paged"
+        found[name] = {"at first": Counter(at_first), "later": Counter(later), "crossed": crossed}
     print(json.dumps(found))
 
 

@@ -13,12 +13,21 @@ pytest.importorskip("triton")
 KERNELS = {f"_{name}_kernel" for name in ("store", "move", "decode", "combine", "prefill")}
 
 
-def test_the_warm_up_compiles_all_that_any_step_needs():
+@pytest.fixture(scope="module")
+def found():
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.gpu.compiled_kernels"]
     out = subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found = json.loads(out)
-    at_first, later = found["paged"]
-    assert at_first.keys() == KERNELS and not later
-    at_first, later = found["contiguous"]  # the other three are there already
-    assert at_first.keys() == {"_decode_kernel", "_prefill_kernel"} and not later
+    return json.loads(out)
+
+
+def test_the_warm_up_compiles_all_that_any_step_needs(found):
+    assert found["paged"]["at first"].keys() == KERNELS and not found["paged"]["later"]
+    others = found["contiguous"]  # the other three kernels are there already
+    assert others["at first"].keys() == {"_decode_kernel", "_prefill_kernel"}
+    assert not others["later"]
+
+
+def test_a_step_is_one_copy_to_the_device(found):
+    """Moves and what sampling needs included; a captured graph could hold no other."""
+    assert [one["crossed"] for one in found.values()] == [{"1": 200}, {"1": 200}]

@@ -18,6 +18,7 @@ from torch import Tensor
 from gpu_backend.load import Pools, make_pool
 from gpu_backend.model import Decoder
 from gpu_backend.rope import rope_of
+from gpu_backend.sampling import best_beams, draw
 from gpu_backend.shape import Shape
 from gpu_backend.step import Chunk, Runner, Step
 from gpu_backend.torch_runner import TorchRunner
@@ -27,6 +28,7 @@ from kvsim.engine.batching import STATIC
 from kvsim.engine.kv.contiguous import Contiguous, reserve_max
 from kvsim.engine.kv.placement import Buddy, Fit, best_fit
 from kvsim.engine.plan import COPY, SWAP_IN, SWAP_OUT, BlockMove
+from kvsim.errors import UserError
 from kvsim.sim.feed import Outcome
 from tests.gpu.batches import DEVICE
 from tests.gpu_model.cases import BLOCK_SIZE, Serving, mixed_workload, run_for_real
@@ -183,10 +185,24 @@ def test_a_decode_on_a_gpu_neither_waits_nor_allocates():
 
 
 @pytest.mark.gpu
-def test_steps_with_chunks_do_not_wait_on_a_gpu():
+def test_neither_chunks_nor_sampling_wait_on_a_gpu():
     triton, _ = triton_and_pools()
     step = with_chunk(decodes(2, np.random.default_rng(7)), 9, 50)
+    luck = np.array([0.2, 0.4, 0.9])
     torch.cuda.set_sync_debug_mode("error")
-    ran = triton.run([], step, [])
+    ran = triton.run([], step, [luck])
+    drawn, found = draw(ran.logits, *ran.sent), best_beams(ran.logits, *ran.sent, 2)
     torch.cuda.set_sync_debug_mode("default")
     assert len(triton.read(ran.likeliest)) == 3
+    on_host = ran.logits.cpu(), torch.from_numpy(luck)
+    assert (triton.read(drawn) == draw(*on_host).numpy()).all()
+    assert (triton.read(found)[:2] == best_beams(*on_host, 2)[:2].numpy()).all()
+
+
+def test_a_pool_that_leaves_no_room_for_a_step_is_refused(monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Decoder, "logits", full)
+    with pytest.raises(UserError, match="300 blocks leave no room for steps of 128 tokens"):
+        triton_and_pools()
