@@ -72,12 +72,14 @@ class TorchRunner:
         ]
 
     def _runs(self, step: Step, contexts: list[int]) -> list[slice]:
-        size = self._kv.shape[3]
+        num_blocks, size = self._kv.shape[2:4]
         firsts = [*step.tables[:, 0].tolist(), *(chunk.blocks[0] for chunk in step.chunks)]
-        return [
+        runs = [
             slice(first, first - (-context // size))
             for first, context in zip(firsts, contexts, strict=True)
         ]
+        assert all(run.stop <= num_blocks for run in runs), "a region lies in the pool"
+        return runs
 
     def _warm_up(self) -> None:
         """The first products of a process cost more than all later ones."""

@@ -66,7 +66,8 @@ class TritonRunner:
         self._num_columns = -(-longest // COLUMNS) * COLUMNS
         self._sizes = bucket_sizes(bounds.max_num_seqs)
         self._buckets = self._make_buckets(bounds)
-        num_seqs, num_tokens = self._sizes[-1], bounds.max_num_batched_tokens
+        num_seqs = self._sizes[-1]
+        num_tokens = bounds.max_num_batched_tokens + num_seqs
         largest = _step_fields(num_seqs, num_seqs, num_tokens, num_seqs, self._num_columns)
         self._staging = Staging(size_of(largest) + ALONG_BYTES, decoder.device)
         self._told = torch.zeros(4 * num_seqs, dtype=torch.int64, pin_memory=self._is_cuda)
