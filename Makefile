@@ -23,10 +23,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m compileall -q kvsim
 	$(BIN)/python benchmarks/simulator.py
 
-# Every kernel for every GPU target, without a GPU: what each needs, in results/aot.csv.
+# Every kernel for every GPU target, without a GPU: what each needs, in results/aot.csv, and the
+# most of each, printed. Takes some ten minutes.
 aot: $(VENV)/.installed-gpu
 	mkdir -p results
-	env -u TRITON_INTERPRET $(BIN)/python -m gpu_backend.aot > results/aot.csv
+	env -u TRITON_INTERPRET $(BIN)/python -m gpu_backend.aot results/aot.csv
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,8 +1,10 @@
 """Compiles the kernels for GPUs that are not there, as the wrappers launch them, and reads back
 what each needs: registers a thread, stack (which is where registers spill), shared memory.
 
-    python -m gpu_backend.aot            # every target, dtype, head size and block size; CSV
-    python -m gpu_backend.aot --cover    # a pairwise cover of them
+    python -m gpu_backend.aot FILE            # every target, dtype, head size and block size: CSV
+    python -m gpu_backend.aot FILE --cover    # a pairwise cover of them
+
+and prints the worst of each kernel beside the target's limits. Exits 1 if any spills or is too big.
 
 The wrappers run on tensors without memory, under a driver that launches nothing: one that read a
 value on the host would fail here.
@@ -42,6 +44,9 @@ NUM_SEQS, NUM_TOKENS, NUM_KV_HEADS, NUM_SLOTS, TABLE_WIDTH = 64, 4096, 8, 2**21,
 NUM_SPLITS, WINDOW = 8, 1024
 
 TARGETS = (80, 90, 100)
+MAX_REGISTERS = 255  # a thread
+MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""A block; both: CUDA C++ Programming Guide, technical specifications per compute capability."""
 DTYPES = {
     "fp32": (torch.float32, torch.float32),
     "fp16": (torch.float16, torch.float16),
@@ -129,20 +134,22 @@ def product() -> Iterator[Case]:
 
 
 def cover() -> list[Case]:
-    """Cases such that any two values of two fields that can meet do so in one of them; greedy,
-    so not quite the fewest."""
-    pairs_of = {case: pairs(case) for case in product() if can_be(case)}
-    to_meet = set().union(*pairs_of.values())
+    """Cases such that any two values of two fields that can meet do so in one of them, and any
+    three of target, dtype and head size, by which tiles are chosen; greedy, so not quite the
+    fewest."""
+    meetings_of = {case: meetings(case) for case in product() if can_be(case)}
+    to_meet = set().union(*meetings_of.values())
     cases = []
     while to_meet:
-        cases.append(max(pairs_of, key=lambda case: len(pairs_of[case] & to_meet)))
-        to_meet -= pairs_of[cases[-1]]
+        cases.append(max(meetings_of, key=lambda case: len(meetings_of[case] & to_meet)))
+        to_meet -= meetings_of[cases[-1]]
     return cases
 
 
-def pairs(case: Case) -> set[tuple]:
-    """Any two of case's fields, each with its value."""
-    return set(itertools.combinations(zip(case._fields, case, strict=True), 2))
+def meetings(case: Case) -> set[tuple]:
+    """Any two of case's fields, each with its value; and target, dtype and head size."""
+    pairs = itertools.combinations(zip(case._fields, case, strict=True), 2)
+    return {*pairs, (case.target, case.dtype, case.head_dim)}
 
 
 def can_be(case: Case) -> bool:
@@ -199,15 +206,50 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def is_within_limits(row: Resources) -> bool:
+    """Whether it runs on its target without spilling a register."""
+    fits = row.shared_bytes <= MAX_SHARED_BYTES[row.target] and row.registers <= MAX_REGISTERS
+    return fits and row.stack_bytes == 0
+
+
+def summary(rows: list[Resources]) -> Iterator[str]:
+    """A line for each kernel and target: its variants, and the most that any of them needs."""
+    head = f"{'kernel':<16}{'target':>7}{'variants':>10}"
+    yield head + f"{'registers':>15}{'stack B':>9}{'shared KiB':>15}"
+    for kernel in dict.fromkeys(row.kernel for row in rows):
+        for target, limit in MAX_SHARED_BYTES.items():
+            these = [row for row in rows if (row.kernel, row.target) == (kernel, target)]
+            if not these:
+                continue
+            registers = max(row.registers for row in these)
+            shared = max(row.shared_bytes for row in these) / 1024
+            yield (
+                f"{kernel:<16}{f'sm_{target}':>7}{len(these):>10,}"
+                f"{f'{registers} of {MAX_REGISTERS}':>15}{max(row.stack_bytes for row in these):>9}"
+                f"{f'{shared:.1f} of {limit >> 10}':>15}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="where to write a row for each variant (CSV)")
     parser.add_argument("--cover", action="store_true", help="a pairwise cover only")
-    cases = cover() if parser.parse_args().cover else all_cases()
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(Resources._fields)
-    for row in compile_cases(cases):
-        table.writerow(row)
-        sys.stdout.flush()
+    arguments = parser.parse_args()
+    rows = []
+    with arguments.file.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(Resources._fields)
+        for row in compile_cases(cover() if arguments.cover else all_cases()):
+            table.writerow(row)
+            file.flush()
+            rows.append(row)
+    for line in summary(rows):
+        print(line)
+    if bad := [row for row in rows if not is_within_limits(row)]:
+        print(f"{len(bad)} of {len(rows)} variants spill or do not fit:")
+        for row in bad:
+            print(f"  {row}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +51,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         found: dict[str, Stored] = {}
         for name in sorted(set(places.values())):
             path = folder / name
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise UserError(f"{path}: missing, and {index.name} names it")
             found |= _in_file(path)
         if absent := sorted(places.keys() - found.keys()):
@@ -64,45 +66,64 @@ def _places(index: Path) -> dict[str, str]:
     """The file of each tensor."""
     try:
         value = json.loads(index.read_text(encoding="utf-8"))
-    except ValueError:
+    except OSError as error:
+        raise UserError(f"{index}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
         value = None
     places = value.get("weight_map") if isinstance(value, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+    if not isinstance(places, dict) or not all(map(_is_name, places.values())):
         raise UserError(f"{index}: not an index of safetensors files")
     return places
 
 
+def _is_name(value: object) -> bool:
+    """Whether it names a file beside the index."""
+    return isinstance(value, str) and Path(value).name == value
+
+
 def _in_file(path: Path) -> dict[str, Stored]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        num_header = int.from_bytes(file.read(8), "little")
-        if size < 8 or num_header > min(LONGEST_HEADER, size - 8):
-            raise UserError(f"{path}: truncated, or not a safetensors file")
-        try:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            num_header = int.from_bytes(file.read(8), "little")
+            if size < 8 or num_header > min(LONGEST_HEADER, size - 8):
+                raise UserError(f"{path}: truncated, or not a safetensors file")
             header = json.loads(file.read(num_header))
-            header.pop("__metadata__", None)
-            found = {
-                name: Stored(
-                    path,
-                    one["dtype"],
-                    tuple(one["shape"]),
-                    8 + num_header + one["data_offsets"][0],
-                    one["data_offsets"][1] - one["data_offsets"][0],
-                )
-                for name, one in header.items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: not a safetensors file") from None
-    for name, one in found.items():
-        if one.start + one.num_bytes > size:
-            missing = one.start + one.num_bytes - size
-            raise UserError(f"{path}: truncated: tensor {name} ends {missing:,} bytes behind it")
-        if one.dtype not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise UserError(f"{path}: tensor {name} is {one.dtype}, not one of {known}")
-        wanted = DTYPES[one.dtype].itemsize
-        for length in one.shape:
-            wanted *= length
-        if wanted != one.num_bytes:
-            raise UserError(f"{path}: tensor {name} has {one.num_bytes:,} bytes, not {wanted:,}")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise UserError(f"{path}: not a safetensors file")
+    header.pop("__metadata__", None)
+    found = {name: _stored(path, name, one, 8 + num_header) for name, one in header.items()}
+    end = 8 + num_header
+    for name, one in sorted(found.items(), key=lambda item: item[1].start):
+        if one.start != end:
+            raise UserError(f"{path}: tensor {name} does not begin where the one before it ends")
+        end += one.num_bytes
+        if end > size:
+            raise UserError(f"{path}: truncated: tensor {name} lacks its last {end - size:,} bytes")
+    if end < size:
+        raise UserError(f"{path}: {size - end:,} bytes behind its last tensor")
     return found
+
+
+def _stored(path: Path, name: str, one: object, data_start: int) -> Stored:
+    """The header's entry of a tensor. Raises UserError unless it can be one."""
+    dtype, shape, offsets = (
+        one.get(key) if isinstance(one, dict) else None
+        for key in ("dtype", "shape", "data_offsets")
+    )
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise UserError(f"{path}: not a safetensors file: tensor {name} has no shape or place")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UserError(f"{path}: tensor {name} is {dtype}, not one of {', '.join(DTYPES)}")
+    num_bytes, wanted = offsets[1] - offsets[0], math.prod(shape) * DTYPES[dtype].itemsize
+    if wanted != num_bytes:
+        raise UserError(f"{path}: tensor {name} has {num_bytes:,} bytes, not {wanted:,}")
+    return Stored(path, dtype, tuple(shape), data_start + offsets[0], num_bytes)
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)

@@ -21,7 +21,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class Pools(NamedTuple):
@@ -55,10 +55,10 @@ def load_decoder(
     path = Path(model)
     if model == "small":
         shape, stored = SMALL, None
-    elif path.is_dir():
+    elif os.path.isdir(model):
         shape = read_shape(path / "config.json")
         stored = checked(shape, path)
-    elif path.is_file():
+    elif os.path.isfile(model):
         shape, stored = read_shape(path), None
     else:
         raise UserError(f"model {model!r}: neither `small` nor a folder nor a config.json")
@@ -84,13 +84,13 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device {name!r} is not one of cpu, cuda, cuda:N") from None
-    if device.type == "cpu":
+    if name == "cpu":
         return device
     if device.type != "cuda":
         raise UserError(f"device {name!r} is not one of cpu, cuda, cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
-        raise UserError(f"device {name!r} is not there: this machine shows {count} to torch")
+        raise UserError(f"device {name!r} is not there: torch sees {count} GPUs")
     return device
 
 
@@ -119,21 +119,25 @@ def make_pool(decoder: Decoder, pools: Pools) -> tuple[Tensor, Tensor]:
 def _check_memory(shape: Shape, dtype: torch.dtype, device: torch.device, pools: Pools) -> None:
     block = shape.kv_elements() * pools.block_size * dtype.itemsize
     weights, host = num_parameters(shape) * dtype.itemsize, pools.num_host_blocks * block
-    free = free_bytes(device)
+    free, host_room = free_bytes(device), free_bytes(torch.device("cpu"))
     room = free - weights
-    if device.type == "cpu":
-        room -= host
-    elif host > free_bytes(torch.device("cpu")):
-        raise UserError(f"kv.num_host_blocks: {_gib(host)} are more than the host has free")
     if room < block * min(pools.num_blocks, 1):
         raise UserError(
-            f"model: {_gib(weights)} of weights leave no room for one block of KV "
-            f"({_gib(block)}): {_gib(free)} are free on {device}"
+            f"model: {_size(weights)} of weights leave no room for one block of KV "
+            f"({_size(block)}): {_size(free)} are free on {device}"
+        )
+    if device.type == "cpu":
+        host_room = room
+        room -= host
+    if host > host_room:
+        raise UserError(
+            f"kv.num_host_blocks: {pools.num_host_blocks:,} blocks take {_size(host)}, and the "
+            f"host has room for {host_room // block:,}"
         )
     if room < pools.num_blocks * block:
         raise UserError(
-            f"kv.num_blocks: {pools.num_blocks:,} blocks take {_gib(pools.num_blocks * block)}, "
-            f"and {device} has room for {room // block:,} beside {_gib(weights)} of weights"
+            f"kv.num_blocks: {pools.num_blocks:,} blocks take {_size(pools.num_blocks * block)}, "
+            f"and {device} has room for {room // block:,} beside {_size(weights)} of weights"
         )
 
 
@@ -150,5 +154,7 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:,.2f} GiB"
+def _size(num_bytes: int) -> str:
+    if num_bytes < GIB:
+        return f"{num_bytes / MIB:,.2f} MiB"
+    return f"{num_bytes // GIB:,} GiB" if num_bytes > 100 * GIB else f"{num_bytes / GIB:,.2f} GiB"

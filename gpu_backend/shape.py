@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gpu_backend.config_json import Config, read_config
 from gpu_backend.rope import Rope, rope_of
 from kvsim.errors import UserError
 
@@ -18,6 +17,7 @@ ARCHITECTURES = (
     "OPTForCausalLM",
 )
 ACTIVATIONS = ("silu", "relu", "gelu")
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,110 +65,107 @@ SMALL = Shape(
 
 def read_shape(path: Path) -> Shape:
     """The shape that a config.json describes. Raises UserError."""
-    config = _read_json(path)
-    architecture = (config.get("architectures") or [None])[0]
-    if architecture not in ARCHITECTURES:
+    config = read_config(path)
+    names = config.values.get("architectures") or [None]
+    if not isinstance(names, list):
+        raise config.fault("architectures", "not a list of names")
+    if names[0] not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UserError(f"{path}: architecture {architecture!r} is not one of {known}")
-    if config.get("quantization_config"):
+        raise UserError(f"{path}: architecture {names[0]!r} is not one of {known}")
+    if config.values.get("quantization_config"):
         raise UserError(f"{path}: quantized weights are not supported")
-    try:
-        shape = _opt(config, path) if architecture.startswith("OPT") else _rotary(config, path)
-    except KeyError as error:
-        raise UserError(f"{path}: key {error} is missing") from None
-    _check(shape, path)
-    return shape
+    return _opt(config) if names[0].startswith("OPT") else _rotary(config, names[0])
 
 
-def _rotary(config: dict[str, Any], path: Path) -> Shape:
+def _rotary(config: Config, kind: str) -> Shape:
     """Llama, Mistral, Qwen2, Qwen3."""
-    kind, num_heads = config["architectures"][0], config["num_attention_heads"]
-    head_size = config.get("head_dim") or config["hidden_size"] // num_heads
+    hidden_size, num_heads, num_kv_heads = _widths(config)
+    head_size = config.whole("head_dim", hidden_size // num_heads)
+    if config.values.get("head_dim") is None:
+        _check_head_size(config, hidden_size, num_heads)
+    if head_size % 2:
+        raise UserError(f"{config.where}: heads of {head_size} have no pairs to turn by position")
     is_qwen2 = kind == "Qwen2ForCausalLM"
-    has_bias = bool(config.get("attention_bias", False)) and kind != "MistralForCausalLM"
-    num_positions = config["max_position_embeddings"]
-    window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", kind == "MistralForCausalLM"):
-        num_positions = min(num_positions, window)  # up to there a window changes nothing
+    has_bias = config.flag("attention_bias", False) and kind != "MistralForCausalLM"
+    num_positions = config.whole("max_position_embeddings")
+    if config.values.get("sliding_window") and config.flag(
+        "use_sliding_window", kind == "MistralForCausalLM"
+    ):  # up to there a window changes nothing
+        num_positions = min(num_positions, config.whole("sliding_window"))
     return Shape(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
+        vocab_size=config.whole("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        num_kv_heads=num_kv_heads,
         head_size=head_size,
-        ffn_size=config["intermediate_size"],
+        ffn_size=config.whole("intermediate_size"),
         num_positions=num_positions,
-        rope=rope_of(config, head_size, str(path)),
-        activation=config["hidden_act"],
-        norm_eps=config["rms_norm_eps"],
+        rope=rope_of(config.values, head_size, config.where),
+        activation=_activation(config, "hidden_act"),
+        norm_eps=config.number("rms_norm_eps"),
         has_qkv_bias=is_qwen2 or has_bias,
         has_output_bias=has_bias and not is_qwen2,
-        has_ffn_bias=bool(config.get("mlp_bias", False)) and kind == "LlamaForCausalLM",
+        has_ffn_bias=config.flag("mlp_bias", False) and kind == "LlamaForCausalLM",
         has_qk_norm=kind == "Qwen3ForCausalLM",
-        ties_embeddings=bool(config.get("tie_word_embeddings", False)),
+        ties_embeddings=config.flag("tie_word_embeddings", False),
     )
 
 
-def _opt(config: dict[str, Any], path: Path) -> Shape:
-    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+def _opt(config: Config) -> Shape:
+    hidden_size, num_heads, _ = _widths(config)
+    _check_head_size(config, hidden_size, num_heads)
     for key, needed in (
         ("enable_bias", True),
         ("layer_norm_elementwise_affine", True),
         ("_remove_final_layer_norm", False),
     ):
-        if (value := config.get(key, needed)) != needed:
-            raise UserError(f"{path}: {key} {value!r} is not supported: it must be {needed!r}")
-    embed_size = config.get("word_embed_proj_dim", hidden_size)
+        if config.values.get(key, needed) != needed:
+            raise config.fault(key, f"which is not supported: it must be {needed!r}")
+    embed_size = config.whole("word_embed_proj_dim", hidden_size)
     return Shape(
-        vocab_size=config["vocab_size"],
+        vocab_size=config.whole("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=config["num_hidden_layers"],
+        num_layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_size=hidden_size // num_heads,
-        ffn_size=config["ffn_dim"],
-        num_positions=config["max_position_embeddings"],
+        ffn_size=config.whole("ffn_dim"),
+        num_positions=config.whole("max_position_embeddings"),
         rope=None,
-        activation=config.get("activation_function", "relu"),
+        activation=_activation(config, "activation_function", "relu"),
         has_qkv_bias=True,
         has_output_bias=True,
         has_ffn_bias=True,
-        ties_embeddings=bool(config.get("tie_word_embeddings", True)),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
         embed_size=None if embed_size == hidden_size else embed_size,
-        norms_after=not config.get("do_layer_norm_before", True),
+        norms_after=not config.flag("do_layer_norm_before", True),
     )
 
 
-def _check(shape: Shape, path: Path) -> None:
-    for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
-                 "head_size", "ffn_size", "num_positions"):  # fmt: skip
-        value = getattr(shape, name)
-        if not isinstance(value, int) or value < 1:
-            raise UserError(f"{path}: {name} is {value!r}, not a whole number above 0")
-    if shape.embed_size is not None and (
-        not isinstance(shape.embed_size, int) or shape.embed_size < 1
-    ):
+def _widths(config: Config) -> tuple[int, int, int]:
+    """Hidden size, query heads, KV heads."""
+    num_heads = config.whole("num_attention_heads")
+    num_kv_heads = config.whole("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
         raise UserError(
-            f"{path}: word_embed_proj_dim is {shape.embed_size!r}, not a whole number above 0"
-        )
-    if shape.num_heads % shape.num_kv_heads:
-        raise UserError(
-            f"{path}: {shape.num_heads} attention heads do not divide into {shape.num_kv_heads} "
+            f"{config.where}: {num_heads} attention heads do not divide into {num_kv_heads} "
             "KV heads"
         )
-    if shape.activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{path}: activation {shape.activation!r} is not one of {known}")
+    return config.whole("hidden_size"), num_heads, num_kv_heads
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: not a mapping")
+def _check_head_size(config: Config, hidden_size: int, num_heads: int) -> None:
+    if hidden_size % num_heads:
+        raise UserError(
+            f"{config.where}: hidden_size {hidden_size:,} does not divide into {num_heads} heads"
+        )
+
+
+def _activation(config: Config, key: str, default: str | None = None) -> str:
+    value = config.values.get(key, default)
+    if value not in ACTIVATIONS:
+        raise UserError(
+            f"{config.where}: activation {value!r} is not one of {', '.join(ACTIVATIONS)}"
+        )
     return value

@@ -209,9 +209,9 @@ def decode_tile(
         return Tile(16, 16, 4, 2)
     padded = max(16, next_power_of_2(share))
     if kv_dtype != dtype:
-        return (
-            Tile(min(padded, 32), 16, 4, 2) if head_dim > 128 else Tile(min(padded, 64), 64, 8, 2)
-        )
+        if head_dim > 128:
+            return Tile(min(padded, 32), 16, 4, 2)
+        return Tile(min(padded, 64), 64, 4 if head_dim <= 64 and padded == 16 else 8, 2)
     stages = 2 if padded > 16 else 5 if is_paged else 3
     if head_dim > 128:
         return Tile(min(padded, 32), 32, 4, stages)

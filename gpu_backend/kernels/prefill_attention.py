@@ -135,13 +135,15 @@ def prefill_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, arch:
     if dtype == torch.float32:
         if head_dim > 128:
             return Tile(16, 16, 4, 3)
-        return Tile(32, 16, 4, 2) if head_dim > 64 else Tile(32, 32, 8, 2)
+        return Tile(32, 16, 8 if arch >= 100 else 4, 2) if head_dim > 64 else Tile(32, 32, 8, 2)
     if arch < 90:
         if head_dim > 64:
             return Tile(64, 32 if head_dim > 128 else 64, 8, 2)
         return Tile(128, 32, 8, 2)
     if head_dim > 128:
         return Tile(128 if kv_dtype == dtype else 64, 32, 8, 2)
+    if kv_dtype != dtype and arch >= 100:
+        return Tile(64, 32, 8, 2)
     return Tile(128, 64, 8, 2)
 
 
