@@ -69,6 +69,9 @@ def test_an_installed_executor_runs_the_steps(kvsim, tmp_path):
     assert summary["backend"] == "slow"
     assert summary["notes"][-1] == "step times are measured, by executor slow (base_ms=500)"
     assert summary["mean_tpot_ms"] == pytest.approx(500)
+    kvsim("--executor", "slow", "--executor-set", "base_ms=250", "-o", "out", "--overwrite")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["mean_tpot_ms"] == pytest.approx(250)
 
 
 def test_an_executor_is_not_in_the_results_of_a_simulated_run(kvsim, tmp_path):

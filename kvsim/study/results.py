@@ -97,7 +97,7 @@ def _says_kvsim(folder: Path) -> bool:
     """Whether its summary, or the first of its points, was written by kvsim."""
     try:
         summaries = [point.summary for point in read_points(folder)]
-        return bool(summaries) and summaries[0]["backend"] == "kvsim"
+        return bool(summaries) and isinstance(summaries[0]["kvsim"], str)  # its version
     except (UserError, LookupError, TypeError):
         return False
 
