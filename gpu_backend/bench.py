@@ -63,10 +63,9 @@ class Row(NamedTuple):
         return self.contiguous_seconds and self.seconds / self.contiguous_seconds
 
 
-def measure(case: Case, machine: Machine, num_splits: int | None = None) -> Row:
+def measure(case: Case, machine: Machine) -> Row:
     """Compare the case's kernels with SDPA (or plain torch), then time them."""
-    if num_splits is None:
-        num_splits = splits_of(case, machine.num_processors)
+    num_splits = splits_of(case, machine.num_processors)
     runs = make_runs(case, machine.device, num_splits)
     error = max(worst_error(runs, run) for run in (runs.paged, runs.contiguous) if run)
 
@@ -163,7 +162,8 @@ def sweep(machine: Machine, cases: list[Case]) -> Iterator[str]:
             text = f"{case.num_seqs} x {case.context:,} {'ragged' if case.is_ragged else 'even'}"
             text = f"{text:<27}"
             for count in counts:
-                found = f"{measure(case, machine, count).seconds * 1e6:,.1f}"
+                run = make_runs(case, machine.device, count).paged
+                found = f"{machine.timer(run) / case.num_layers * 1e6:,.1f}"
                 text += f"{f'[{found}]' if count == chosen else found:>10}"
             yield text
 
