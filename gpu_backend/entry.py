@@ -33,8 +33,8 @@ class RunnerChoice(NamedTuple):
 
 class Options(BaseModel):
     """`model`: small (19.5 M random parameters), a folder with config.json and safetensors, or a
-    config.json, whose weights are then drawn from the experiment's seed. Unless set, `dtype` is
-    float32 on a CPU and bfloat16 on a GPU, and `attention` torch there and triton here."""
+    config.json, whose weights are then drawn from the experiment's seed. Unless set, `dtype` and
+    `attention` are float32 and torch on a CPU, bfloat16 and triton on a GPU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
