@@ -206,7 +206,7 @@ def decode_tile(
     and fp8 is widened in them. Two tiles are held where they fit, one being read while the other
     is worked on: 3 of Triton's stages, or 5 where block ids are read ahead of the KV they name."""
     if dtype == torch.float32:
-        return Tile(16, 16, 4, 2)
+        return Tile(16, 16, 8 if head_dim in (80, 96) else 4, 2)
     padded = max(16, next_power_of_2(share))
     if kv_dtype != dtype:
         if head_dim > 128:
