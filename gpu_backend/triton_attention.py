@@ -13,10 +13,11 @@ from gpu_backend.kernels import (
     contiguous_decode_attention,
     contiguous_prefill_attention,
     decode_attention,
+    layout,
     prefill_attention,
     store_kv,
 )
-from gpu_backend.kernels.layout import DTYPES, HEAD_DIMS, INTERPRETED, MAX_BLOCK_SIZE
+from gpu_backend.kernels.layout import DTYPES, HEAD_DIMS, MAX_BLOCK_SIZE
 from gpu_backend.shape import Shape
 from kvsim.errors import UserError
 
@@ -94,7 +95,7 @@ def check_triton(
     shape: Shape, dtype: torch.dtype, device: torch.device, *, block_size: int
 ) -> None:
     """Raise UserError where the kernels cannot run a model."""
-    if device.type == "cpu" and not INTERPRETED:
+    if device.type == "cpu" and not layout.INTERPRETED:
         raise UserError("attention triton needs a GPU: device=cuda, or attention=torch")
     if dtype not in DTYPES:
         known = ", ".join(map(_name, DTYPES))

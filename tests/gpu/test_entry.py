@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend import triton_attention
 from gpu_backend.entry import prepare
+from gpu_backend.kernels import layout
 from kvsim.config.build import build_engine, build_workload
 from kvsim.config.loading import load, read_source
 from kvsim.errors import UserError
@@ -68,6 +68,6 @@ def test_what_the_kernels_do_not_take_is_refused(prepared, sets, options, said):
 
 
 def test_a_cpu_without_the_interpreter_is_refused(prepared, monkeypatch):
-    monkeypatch.setattr(triton_attention, "INTERPRETED", False)
+    monkeypatch.setattr(layout, "INTERPRETED", False)
     with pytest.raises(UserError, match="attention triton needs a GPU: device=cuda, or attention="):
         prepared(device="cpu")
