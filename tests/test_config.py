@@ -300,3 +300,27 @@ def test_a_radix_tree_without_prefix_caching_is_an_error_beside_all_others(write
         f"{path}:3: kv.policy.prefix_index: 'radx' is not one of hash_chain, radix; nearest is "
         "'radix'"
     ]
+
+
+TABLE = "{kind: table, tokens: %s, ms: %s, per_seq_ms: 0, per_context_token_us: 0, per_chunk_ms: 0}"
+LINEAR_KEYS = (
+    "kind, base_ms, per_seq_ms, per_context_token_us, per_prompt_token_ms, prompt_step_ms, "
+    "swap_in_block_us, swap_out_block_us, copy_block_us"
+)
+
+
+@pytest.mark.parametrize(
+    ("step_time", "said"),
+    [
+        (TABLE % ("[1, 2]", "[1.0, 2.0]"), "engine.step_time.per_pair_us: is missing"),
+        (TABLE.replace("}", ", per_pair_us: 0}") % ("[2, 4]", "[1, 2]"), "must begin with 1"),
+        (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4, 4]", "[1, 2, 3]"), "must begin with 1"),
+        (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4]", "[1, 2, 3]"), "2 tokens and 3 ms"),
+        ("{kind: tabel}", "step_time.kind: 'tabel' is not one of linear, table"),
+        ("{base_ms: 1}", f"step_time.per_seq_ms: is missing; the keys here are {LINEAR_KEYS}"),
+        ("7", "engine.step_time: a mapping with a `kind` is needed, not 7"),
+    ],
+)
+def test_a_step_time_is_linear_or_a_table_and_its_faults_are_named(write, step_time, said):
+    faults = faults_of(write(VALID), [f"engine.step_time={step_time}"])
+    assert any(said in fault for fault in faults)

@@ -187,5 +187,5 @@ def test_a_step_lasts_longer_by_the_blocks_that_it_moves():
 def test_a_step_that_only_moves_takes_its_time():
     moves = [BlockMove(SWAP_OUT, 1, 2), BlockMove(SWAP_OUT, 2, 3), BlockMove(COPY, 3, 4)]
     latency = Linear(1, 0, 0, 0, swap_out_block_us=0.0004, copy_block_us=0.0001)
-    assert latency.step_ns(0, 0, 0, 0, 1, moves) == [1_000_001]  # rounded once, as a sum
-    assert latency.step_ns(0, 0, 0, 0, 1) == [1_000_000]
+    assert latency.step_ns(0, 0, 0, 0, 0, 0, 1, moves) == [1_000_001]  # rounded once, as a sum
+    assert latency.step_ns(0, 0, 0, 0, 0, 0, 1) == [1_000_000]

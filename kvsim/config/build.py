@@ -21,7 +21,7 @@ from kvsim.engine.kv.radix import Radix
 from kvsim.engine.plan import Executor
 from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
-from kvsim.latency.model import Linear
+from kvsim.latency.model import LatencyModel, Linear, Tabulated
 from kvsim.sim.beams import BeamSurvival
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Route, least_outstanding, round_robin
@@ -44,7 +44,7 @@ def build_engine(
     make_kv = partial(_kv, experiment, workload)
     if registered := registered_blocks(experiment, workload):
         make_kv = partial(make_kv, registered=registered)
-    latency = Linear(**config.step_time.model_dump())
+    latency = build_latency(config.step_time)
     return Engine(
         make_kv=make_kv,
         make_executor=make_executor or partial(_executor, experiment, latency),
@@ -59,6 +59,11 @@ def build_engine(
         paper_era=_paper_era(experiment),
         jump=config.jump,
     )
+
+
+def build_latency(config: models.StepTime) -> LatencyModel:
+    model = {"linear": Linear, "table": Tabulated}[config.kind]
+    return model(**config.model_dump(exclude={"kind"}))
 
 
 def build_route(config: models.Replicas) -> Route:
@@ -85,7 +90,7 @@ def build_workload(experiment: models.Experiment, folder: Path) -> Workload:
 
 
 def _executor(
-    experiment: models.Experiment, latency: Linear, output_tokens: list[int]
+    experiment: models.Experiment, latency: LatencyModel, output_tokens: list[int]
 ) -> SimulatedExecutor:
     beam = experiment.workload.beam
     survival = beam and BeamSurvival(experiment.seed, beam.refork_probability)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from kvsim.config import yaml_text
-from kvsim.config.models import Experiment
+from kvsim.config.models import DEFAULT_KIND, Experiment
 from kvsim.config.yaml_text import KeyPath, YamlFault
 from kvsim.engine.rules import LATEST, RULES, Unchunked
 from kvsim.errors import ConfigError
@@ -407,7 +407,7 @@ def _key_path(plain: Any, location: tuple) -> KeyPath:
     for place, part in enumerate(location):
         is_last = place == len(location) - 1
         if isinstance(here, dict):
-            if part not in here and here.get("kind") == part:
+            if part not in here and here.get("kind", DEFAULT_KIND) == part:
                 continue
             path.append(part)
             here = here.get(part)
@@ -448,7 +448,7 @@ def _model_for(annotation: Any, value: Any) -> Any:
         return annotation
     candidates = [_model_for(part, value) for part in get_args(annotation)]
     models = [model for model in candidates if model is not None]
-    kind = value.get("kind") if isinstance(value, dict) else None
+    kind = value.get("kind", DEFAULT_KIND) if isinstance(value, dict) else None
     for model in models:
         field = model.model_fields.get("kind")
         if field is not None and kind in get_args(field.annotation):

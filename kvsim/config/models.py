@@ -2,29 +2,75 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from kvsim.config.base import Model, PositiveInt, Share
 from kvsim.config.workloads import SyntheticWorkload, TraceWorkload
 
+DEFAULT_KIND = "linear"  # of a step time, the one choice whose kind may be left out
 Milliseconds = Annotated[float, Field(gt=0, le=1e12)]
 
 
-class StepTime(Model):
+PerStep = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class LinearStepTime(Model):
     """base + prompt_step (if the step has prompt tokens) + per_prompt_token * prompt tokens
     + per_seq * sequences + per_context_token * context tokens of its decodes; and a time for each
     block that the step swaps in, swaps out or copies, which its work waits for."""
 
+    kind: Literal["linear"] = "linear"
     base_ms: Annotated[float, Field(ge=1e-6, le=1e6)]
-    per_seq_ms: Annotated[float, Field(ge=0, le=1e6)]
-    per_context_token_us: Annotated[float, Field(ge=0, le=1e6)]
-    per_prompt_token_ms: Annotated[float, Field(ge=0, le=1e6)]
-    prompt_step_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    swap_in_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    swap_out_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    copy_block_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    per_seq_ms: PerStep
+    per_context_token_us: PerStep
+    per_prompt_token_ms: PerStep
+    prompt_step_ms: PerStep = 0.0
+    swap_in_block_us: PerStep = 0.0
+    swap_out_block_us: PerStep = 0.0
+    copy_block_us: PerStep = 0.0
+
+
+class TableStepTime(Model):
+    """The entry of `ms` at the step's number of `tokens` (decodes and prompts together), straight
+    lines between entries and on from the last two; + per_seq * sequences + per_context_token *
+    context tokens of its decodes + per_chunk * chunks of prompts + per_pair * pairs of a prompt
+    token and a token that it attends to; and blocks moved, as in linear. What
+    `python -m gpu_backend compare` fits and prints."""
+
+    kind: Literal["table"]
+    tokens: Annotated[list[PositiveInt], Field(min_length=2, max_length=1000)]
+    ms: Annotated[list[PerStep], Field(min_length=2, max_length=1000)]
+    per_seq_ms: PerStep
+    per_context_token_us: PerStep
+    per_chunk_ms: PerStep
+    per_pair_us: PerStep
+    swap_in_block_us: PerStep = 0.0
+    swap_out_block_us: PerStep = 0.0
+    copy_block_us: PerStep = 0.0
+
+    @model_validator(mode="after")
+    def _tokens_rise_from_one(self) -> TableStepTime:
+        if self.tokens[0] != 1 or any(b <= a for a, b in pairwise(self.tokens)):
+            raise ValueError("tokens must begin with 1, and each later one must be above the last")
+        if len(self.tokens) != len(self.ms):
+            raise ValueError(f"{len(self.tokens)} tokens and {len(self.ms)} ms: must be as many")
+        return self
+
+
+def _kind_of(value: Any) -> str | None:
+    """A step time that says nothing of its kind is linear."""
+    if isinstance(value, dict):
+        return value.get("kind", DEFAULT_KIND)
+    return getattr(value, "kind", None)
+
+
+StepTime = Annotated[
+    Annotated[LinearStepTime, Tag("linear")] | Annotated[TableStepTime, Tag("table")],
+    Discriminator(_kind_of),
+]
 
 
 class Engine(Model):

@@ -76,13 +76,14 @@ class StepPlan:
         self.num_padding_tokens = 0
 
 
-def load_of(plan: StepPlan) -> tuple[int, int, int]:
+def load_of(plan: StepPlan) -> tuple[int, int, int, int, int]:
     """What the plan's first step computes, as the step-time models see it: prompt tokens (padding
-    included), sequences that get a token or a chunk, and the context that its decodes attend to
-    (tokens, the newest included)."""
+    included); sequences that get a token or a chunk; the context that its decodes attend to
+    (tokens, the newest included); how many of the sequences get a chunk of a prompt; and the pairs
+    of a prompt token and a token that it attends to (itself, and all before it)."""
     decodes = plan.decodes
     prompt, seqs = plan.num_padding_tokens, decodes.num_seqs + plan.num_padding_seqs
-    context = decodes.context
+    context, chunks, pairs = decodes.context, 0, 0
     if plan.work:
         seqs += len(plan.work) - plan.num_joining
         for seq, start, num_new in plan.work:
@@ -92,7 +93,9 @@ def load_of(plan: StepPlan) -> tuple[int, int, int]:
                 context += start + 1
             else:
                 prompt += num_new
-    return prompt, seqs, context
+                chunks += 1
+                pairs += num_new * start + num_new * (num_new + 1) // 2
+    return prompt, seqs, context, chunks, pairs
 
 
 class Fork(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Protocol
 
 from kvsim.engine.plan import COPY, SWAP_IN, SWAP_OUT, BlockMove
@@ -15,12 +16,15 @@ class LatencyModel(Protocol):
         num_prompt_tokens: int,
         num_seqs: int,
         context: int,
+        num_chunks: int,
+        num_pairs: int,
         num_decodes: int,
         num_steps: int,
         moves: list[BlockMove] | tuple[()] = (),
     ) -> list[int]:
-        """Durations of num_steps repeats of a step with this load (plan.load_of), whose context
-        grows by num_decodes in each. Moves go with a single step, which makes them first."""
+        """Durations of num_steps repeats of a step with this load (the first five: plan.load_of),
+        whose context grows by num_decodes in each. Moves go with a single step, which makes them
+        first."""
         ...
 
 
@@ -51,17 +55,15 @@ class Linear:
         self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
         self._per_prompt_token_ps = round(per_prompt_token_ms * PS_PER_MS)
         self._prompt_step_ps = round(prompt_step_ms * PS_PER_MS)
-        self._block_ps = {
-            SWAP_IN: round(swap_in_block_us * PS_PER_US),
-            SWAP_OUT: round(swap_out_block_us * PS_PER_US),
-            COPY: round(copy_block_us * PS_PER_US),
-        }
+        self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
 
     def step_ns(
         self,
         num_prompt_tokens: int,
         num_seqs: int,
         context: int,
+        num_chunks: int,
+        num_pairs: int,
         num_decodes: int,
         num_steps: int,
         moves: list[BlockMove] | tuple[()] = (),
@@ -78,3 +80,72 @@ class Linear:
         if not rise:
             return [first // PS_PER_NS] * num_steps
         return [ps // PS_PER_NS for ps in range(first, first + rise * num_steps, rise)]
+
+
+class Tabulated:
+    """A table of times by the tokens that a step computes, decodes and prompts together, straight
+    lines between its entries and on from its last two; + per_seq * sequences + per_chunk * chunks
+    of prompts + per_context_token * context of the decodes + per_pair * pairs of a prompt token and
+    one that it attends to; and blocks moved, as in Linear.
+
+    The table is what linear layers cost: they choose other kernels at other sizes, and are neither
+    linear nor always rising. The rest is attention, which goes sequence by sequence. `tokens` rise
+    from 1. Whole picoseconds and rounding as in Linear. Not modelled: attention whose cost depends
+    on how a step's context is spread over its sequences, moves that overlap.
+    """
+
+    def __init__(
+        self,
+        tokens: list[int],
+        ms: list[float],
+        per_seq_ms: float,
+        per_context_token_us: float,
+        per_chunk_ms: float,
+        per_pair_us: float,
+        *,
+        swap_in_block_us: float = 0.0,
+        swap_out_block_us: float = 0.0,
+        copy_block_us: float = 0.0,
+    ) -> None:
+        self._tokens = tokens
+        self._table_ps = [round(entry * PS_PER_MS) for entry in ms]
+        self._per_seq_ps = round(per_seq_ms * PS_PER_MS)
+        self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
+        self._per_chunk_ps = round(per_chunk_ms * PS_PER_MS)
+        self._per_pair_ps = round(per_pair_us * PS_PER_US)
+        self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
+
+    def step_ns(
+        self,
+        num_prompt_tokens: int,
+        num_seqs: int,
+        context: int,
+        num_chunks: int,
+        num_pairs: int,
+        num_decodes: int,
+        num_steps: int,
+        moves: list[BlockMove] | tuple[()] = (),
+    ) -> list[int]:
+        slope = self._per_context_token_ps
+        first = self._per_seq_ps * num_seqs + slope * context + PS_PER_NS // 2
+        first += self._per_chunk_ps * num_chunks + self._per_pair_ps * num_pairs
+        first += self._looked_up(num_prompt_tokens + num_seqs - num_chunks)
+        if num_steps == 1 and moves:
+            first += sum(self._block_ps[move.kind] for move in moves)
+        rise = slope * num_decodes
+        return [max((first + rise * n) // PS_PER_NS, 1) for n in range(num_steps)]
+
+    def _looked_up(self, num_tokens: int) -> int:
+        tokens, table = self._tokens, self._table_ps
+        if not num_tokens:  # a step that only moves blocks
+            return 0
+        place = min(bisect_right(tokens, num_tokens), len(tokens) - 1)
+        low, high = tokens[place - 1], tokens[place]
+        rise = (table[place] - table[place - 1]) * (num_tokens - low)
+        return table[place - 1] + rise // (high - low)
+
+
+def _block_ps(swap_in_us: float, swap_out_us: float, copy_us: float) -> dict[str, int]:
+    """Picoseconds for a block moved, by kind of move."""
+    times = {SWAP_IN: swap_in_us, SWAP_OUT: swap_out_us, COPY: copy_us}
+    return {kind: round(us * PS_PER_US) for kind, us in times.items()}

@@ -71,10 +71,11 @@ class SimulatedExecutor:
         num_seqs = decodes.num_seqs
         num_computing, context = num_seqs + plan.num_padding_seqs, decodes.context
         if not plan.work and not plan.moves:
-            return step_ns(0, num_computing, context, num_seqs, steps)
+            return step_ns(0, num_computing, context, 0, 0, num_seqs, steps)
         durations = step_ns(*load_of(plan), 0, 1, plan.moves)
         if steps > 1:
-            durations += step_ns(0, num_computing, context + num_seqs, num_seqs, steps - 1)
+            context += num_seqs
+            durations += step_ns(0, num_computing, context, 0, 0, num_seqs, steps - 1)
         return durations
 
     def _missing(self, seq: Sequence) -> int:
