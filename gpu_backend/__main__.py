@@ -25,26 +25,47 @@ def compare(
     executor_sets: Annotated[
         list[str] | None, typer.Option("--executor-set", metavar="KEY=VALUE")
     ] = None,
+    rates: Annotated[
+        str, typer.Option(help="request rates, as shares of each variant's measured capacity")
+    ] = "0.5,0.8,1.3",
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs at each rate")] = 3,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
 ) -> None:
-    """Measure a grid of steps, fit step_time, simulate, run for real: errors by figure."""
+    """Run an experiment on a model and in the simulator: errors by metric, charts, and whether
+    every scheduling decision is equal. Each variant of the file's `compare` is measured by itself:
+    its capacity, then at every rate. The step time is fitted to steps of a designed grid."""
     from gpu_backend.compare import compare as compared
+    from gpu_backend.compare_files import write
+    from gpu_backend.compare_tables import print_comparison
     from kvsim.config.loading import read_source
+    from kvsim.study.results import new_folder
 
+    loads = _loads(rates)
     options = dict(text.partition("=")[::2] for text in executor_sets or [])
-    found = compared(read_source(file, sets or []), options)
-    print(f"step_time, fitted to {found.num_points} steps:")
-    for name, value in found.step_time.items():
-        print(f"  {name}: {value:.6g}")
-    print(f"{'':<20} {'simulated':>12} {'measured':>12} {'error %':>8}")
-    for row in found.rows:
-        print(
-            f"{row.metric:<20} {row.simulated:>12,.2f} {row.measured:>12,.2f} "
-            f"{100 * row.error:>+8.1f}"
+    source = read_source(file, sets or [])
+    target = out or Path("results") / f"{file.stem}-real"
+    with new_folder(target, overwrite=overwrite) as folder:
+        comparison = compared(
+            source, options, loads, repeats, lambda line: print(line, file=sys.stderr, flush=True)
         )
-    print(
-        f"{found.num_steps:,} steps: off by {100 * found.step_error:.1f} % each, "
-        f"{100 * found.total_error:+.1f} % in sum"
-    )
+        asked: dict[str, object] = {"executor": options, "rates": loads, "repeats": repeats}
+        write(folder, source, target, asked, comparison)
+    print_comparison(comparison)
+    print(f"results in {target}")
+    replays = [trial.replay for variant in comparison.variants for trial in variant.trials]
+    if differences := [text for replay in replays for text in replay.differences]:
+        raise UserError("\n".join(["a replay took another course:", *differences]))
+
+
+def _loads(text: str) -> list[float]:
+    try:
+        loads = [float(one) for one in text.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or not all(0 < load <= 100 for load in loads):
+        raise UserError(f"--rates {text}: must be numbers above 0, separated by commas")
+    return list(dict.fromkeys(loads))
 
 
 if __name__ == "__main__":

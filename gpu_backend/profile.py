@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from gpu_backend.executor import ModelExecutor
+from kvsim.config.models import TableStepTime
 from kvsim.engine.decodes import DecodeSet
 from kvsim.engine.plan import COPY, SWAP_IN, SWAP_OUT, BlockMove, StepPlan, Work, load_of
 from kvsim.engine.request import Request, Sequence, Span
 from kvsim.errors import UserError
 
-REPEATS = 5  # steps at each point; their mean counts
-LONG_ANSWER = 1 << 40  # nobody ends while a point is measured
-MOVED = 16  # blocks moved at once
+SETTLING, REPEATS = (
+    1,
+    2,
+)  # steps at each point: one in which its decodes join, then those that count
+LONG_ANSWER = 1 << 40  # nobody ends while the grid is measured
+NUM_ANSWERS = 1 << 17  # of sequences whose tokens differ
+EVERY_SIZE = 16  # up to here each batch size is measured, and has an entry of its own
+PER_OCTAVE = 6  # and from there on so many: even in the logarithm, odd and even sizes alike
+REWEIGHTED = 3  # by what the fit before says: weights of its own would draw it to lucky steps
+MOVED, MOVES = 16, 5  # blocks moved at once, how often
 NS_PER_MS, NS_PER_US = 1e6, 1e3
 
 
+class Chunk(NamedTuple):
+    """`num_new` tokens of a prompt, behind `start` that are in the cache."""
+
+    start: int
+    num_new: int
+
+
 class Point(NamedTuple):
-    """A step to measure: so many decodes at a context each, and prompts of so many tokens."""
+    """A step to measure: so many decodes at a context each, and chunks of prompts."""
 
     num_decodes: int
     context: int
-    prompts: tuple[int, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
 
 
 class Measured(NamedTuple):
-    """What a step computed, as kvsim's step-time models see it, and how long it took."""
+    """What a step computed, as kvsim's step-time models see it (plan.load_of), and how long it
+    took."""
 
     num_prompt_tokens: int
     num_seqs: int
     context: int
+    num_chunks: int
+    num_pairs: int
     duration_ns: int
 
 
@@ -44,87 +62,111 @@ class Limits(NamedTuple):
     max_model_len: int
     num_blocks: int
     block_size: int
+    shares: bool  # a block may stand in many tables
+    is_contiguous: bool  # tables are runs of ids
 
 
 def grid(limits: Limits) -> list[Point]:
-    """Batches and contexts in powers of two (serving spends its time at small and large ones, so
-    neither may be rare), each pair that the pool holds; then prompts alone and beside decodes."""
+    """Every point within the limits: decodes at batch sizes spread evenly in the logarithm, short
+    and long; prompts alone, in one, in several, and late in their context; and beside decodes.
+    Raises UserError."""
+    last = SETTLING + REPEATS
     slots = limits.num_blocks * limits.block_size
-    longest = min(limits.max_model_len, slots) - REPEATS - 1
+    longest = min(limits.max_model_len, slots) - last
     if longest < 1:
         raise UserError(
-            f"engine.max_model_len and the pool must hold {REPEATS + 2} tokens to be measured"
+            f"engine.max_model_len and the pool must hold {last + 1} tokens to be measured"
         )
-    batches, contexts = [*_doubled(1, limits.max_num_seqs)], [*_doubled(16, longest)]
-    points = [Point(s, c) for s in batches for c in contexts if s * c <= slots]
-    budget = min(limits.max_num_batched_tokens, longest)
-    context = min(64, longest)
-    beside = min(8, limits.max_num_seqs, slots // context)
-    for tokens in _doubled(8, budget):
-        points += [Point(0, 0, (tokens,)), Point(beside, context, (tokens,))]
-        if tokens >= 64:
-            points.append(Point(0, 0, (tokens // 4,) * 4))
-    return points
+    reach = 2 * slots if limits.shares else slots  # of all contexts together
+    most_seqs = min(limits.max_num_seqs, limits.num_blocks)
+    points = []
+    for size in spread(1, most_seqs, PER_OCTAVE):
+        most = max(min(longest, reach // size - last), 1)
+        points += [Point(size, max(most // 8, 1)), Point(size, max(3 * most // 4, 1))]
+    budget = limits.max_num_batched_tokens
+    tokens = spread(min(4, budget), budget, 2)
+    points += [Point(0, 0, chunks) for n in tokens for chunks in _divided(n, longest)]
+    for size in spread(2, most_seqs // 2, 1):
+        context = max(min(longest, slots // size) // 3, 1)
+        for n in (n for n in tokens[::2] if n + size <= budget):
+            points += [Point(size, context, chunks) for chunks in _divided(n, longest)[:2]]
+    fitting = (p for p in points if p.num_decodes + len(p.chunks) <= limits.max_num_seqs)
+    return list(dict.fromkeys(fitting))
 
 
-def measure(
-    make_executor: Callable[[list[int]], ModelExecutor], points: list[Point], limits: Limits
-) -> list[Measured]:
-    """Every point's step, in an order that spreads a drift of the machine over all of them."""
-    num_seqs = sum(point.num_decodes + REPEATS * len(point.prompts) for point in points)
-    numbers = iter(range(num_seqs))
-    order = np.random.default_rng(0).permutation(len(points))
-    found: dict[int, Measured] = {}
-    executor = make_executor([LONG_ANSWER] * num_seqs)
-    for number in order.tolist():
-        found[number] = _measured(executor, points[number], limits, numbers)
-    return [found[number] for number in range(len(points))]
+def _divided(num_tokens: int, longest: int) -> list[tuple[Chunk, ...]]:
+    """Prompts of so many tokens together: in as few as may be; if one, also late in the longest
+    context; and, from 32 on, in four times as many."""
+    count = -(-num_tokens // longest)
+    found = [(Chunk(0, num_tokens // count),) * count]
+    if num_tokens <= longest // 2:
+        found.append((Chunk(longest // 2, num_tokens),))
+    if num_tokens >= 32:
+        found.append((Chunk(0, num_tokens // (4 * count)),) * (4 * count))
+    return found
 
 
-def _measured(
-    executor: ModelExecutor, point: Point, limits: Limits, numbers: Iterator[int]
-) -> Measured:
-    decodes = DecodeSet(limits.block_size)
-    tables = _tables(limits)
-    members = [
-        _sequence(next(numbers), point.context, next(tables)) for _ in range(point.num_decodes)
-    ]
-    for seq in members:
-        decodes.join(seq, 0)
-    durations, load = [], (0, 0, 0)
-    for repeat in range(REPEATS):
-        plan = StepPlan(decodes, 0)
-        if not repeat:
-            plan.joined, decodes.joined = decodes.joined, []
-        for tokens in point.prompts:
-            seq = _sequence(next(numbers), tokens, next(tables))
-            plan.work.append(Work(seq, 0, tokens))
-        load = load_of(plan)
-        durations.append(executor.execute(plan, 1).durations_ns[0])
-        decodes.clock += 1
-    for seq in members:
-        decodes.leave(seq)
-    plan = StepPlan(decodes, 0)
-    plan.left = decodes.left
-    executor.execute(plan, 1)
-    executor.answers.clear()
-    return Measured(*load, round(np.mean(durations)))
+def spread(first: int, last: int, per_octave: int) -> list[int]:
+    """first to last: every number up to EVERY_SIZE where an octave has many, then so many an
+    octave, evenly in the logarithm; `last` too."""
+    if last < first:
+        return []
+    octaves = np.log2(last / first)
+    found = first * 2 ** (np.arange(int(octaves * per_octave) + 1) / per_octave)
+    close = range(first, min(EVERY_SIZE, last) + 1) if per_octave == PER_OCTAVE else ()
+    return sorted({*close, *np.rint(found).astype(int).tolist(), last})
 
 
-def _sequence(index: int, num_tokens: int, blocks: list[int]) -> Sequence:
-    request = Request(index, (Span(index, 0, num_tokens),), num_tokens)
-    return Sequence(request, num_tokens=num_tokens, blocks=blocks, order=index)
+def measured_steps(executor: ModelExecutor, limits: Limits, seed: int) -> Iterator[Measured | None]:
+    """Run the grid's steps, one for each item that is asked for, point after point in an order of
+    their own in every pass, without end; None for a step in which a point settles. The executor
+    stands for LONG_ANSWER tokens of NUM_ANSWERS requests."""
+    points, generator = grid(limits), np.random.default_rng(seed)
+    decodes, tables = DecodeSet(limits.block_size), _tables(limits)
+    number = 0
+
+    def sequence(num_tokens: int) -> Sequence:
+        nonlocal number
+        number += 1
+        index = number % NUM_ANSWERS
+        request = Request(index, (Span(index, 0, num_tokens),), num_tokens)
+        return Sequence(request, num_tokens=num_tokens, blocks=next(tables), order=number)
+
+    members: list[Sequence] = []
+    while True:
+        for place in generator.permutation(len(points)).tolist():
+            point = points[place]
+            for seq in members:
+                decodes.leave(seq)
+            members = [sequence(point.context) for _ in range(point.num_decodes)]
+            for seq in members:
+                decodes.join(seq, decodes.clock)
+            for repeat in range(SETTLING + REPEATS):
+                plan = StepPlan(decodes, 0)
+                plan.joined, decodes.joined = decodes.joined, []
+                plan.left, decodes.left = decodes.left, []
+                for start, num_new in point.chunks:
+                    plan.work.append(Work(sequence(start + num_new), start, num_new))
+                load = load_of(plan)
+                (duration_ns,) = executor.execute(plan, 1).durations_ns
+                decodes.clock += 1
+                yield None if repeat < SETTLING else Measured(*load, duration_ns)
+            executor.answers.clear()
 
 
 def _tables(limits: Limits) -> Iterator[list[int]]:
-    """Block tables for the longest sequence, scattered and as different as the pool allows: what
-    the KV holds is of no matter here."""
+    """Block tables for the longest sequence, as different as the pool allows, scattered where they
+    may be: what the KV holds is of no matter here."""
     generator = np.random.default_rng(1)
     count = min(-(-limits.max_model_len // limits.block_size), limits.num_blocks)
-    scattered = generator.permutation(limits.num_blocks)
+    ids = np.arange(limits.num_blocks)
+    if not limits.is_contiguous:
+        ids = generator.permutation(ids)
     start = 0
     while True:
-        yield np.take(scattered, np.arange(start, start + count), mode="wrap").tolist()
+        if limits.is_contiguous and start + count > limits.num_blocks:
+            start = 0
+        yield np.take(ids, np.arange(start, start + count), mode="wrap").tolist()
         start += count
 
 
@@ -139,49 +181,72 @@ def moved_block_us(
         if not count:
             continue
         durations = []
-        for _ in range(REPEATS):
+        for _ in range(MOVES):
             plan = StepPlan(DecodeSet(limits.block_size), 0)
             plan.moves = [BlockMove(kind, block, count + block) for block in range(count)]
             durations.append(executor.execute(plan, 1).durations_ns[0])
-        found[f"{name}_block_us"] = float(np.median(durations)) / count / NS_PER_US
+        found[f"{name}_block_us"] = _us(float(np.median(durations)) / count)
     return found
 
 
-def fit(measured: list[Measured]) -> dict[str, float]:
-    """The step_time of an experiment file whose relative errors, squared and summed, are least, no
-    coefficient below 0."""
+def fit(measured: list[Measured], limits: Limits) -> TableStepTime:
+    """The step time whose errors, relative to itself, squared and summed, are least, no coefficient
+    below 0. Its table has an entry for every batch size of the grid, then two an octave up to the
+    largest step measured."""
     rows = np.array(measured, np.float64)
-    prompt, seqs, context, times = rows.T
-    features = np.column_stack([np.ones(len(rows)), seqs, context, prompt, prompt > 0])
-    solved = _non_negative(features / times[:, None], np.ones(len(rows)))
-    base, per_seq, per_context, per_prompt, prompt_step = solved.tolist()
-    return {
-        "base_ms": max(base / NS_PER_MS, 1e-6),
-        "per_seq_ms": per_seq / NS_PER_MS,
-        "per_context_token_us": per_context / NS_PER_US,
-        "per_prompt_token_ms": per_prompt / NS_PER_MS,
-        "prompt_step_ms": prompt_step / NS_PER_MS,
-    }
+    prompt, seqs, context, chunks, pairs, times = rows.T
+    tokens = prompt + seqs - chunks
+    most_seqs = min(limits.max_num_seqs, limits.num_blocks)
+    last = int(tokens.max())
+    entries = spread(1, min(most_seqs, last), PER_OCTAVE)
+    entries = sorted({*entries, *(n for n in spread(1, last, 2) if n > entries[-1])})
+    if len(entries) == 1:
+        entries.append(2)
+    columns = [_weights(tokens, entries), seqs, context, chunks, pairs, chunks > 0]
+    features = np.column_stack(columns)
+    weights = 1 / times
+    for _ in range(REWEIGHTED):
+        solved = _non_negative(features * weights[:, None], times * weights)
+        weights = 1 / np.maximum(features @ solved, times.min() / 2)
+    table, rest = solved[: len(entries)], solved[len(entries) :].tolist()
+    per_seq, per_context, per_chunk, per_pair, prompt_step = rest
+    return TableStepTime(
+        kind="table",
+        tokens=entries,
+        ms=[_ms(entry) for entry in table.tolist()],
+        per_seq_ms=_ms(per_seq),
+        per_context_token_us=_us(per_context),
+        per_chunk_ms=_ms(per_chunk),
+        per_pair_us=_us(per_pair),
+        prompt_step_ms=_ms(prompt_step),
+    )
+
+
+def _ms(ns: float) -> float:
+    """In whole picoseconds, as the simulator keeps it: a step time read again is the same."""
+    return round(ns / NS_PER_MS, 9)
+
+
+def _us(ns: float) -> float:
+    return round(ns / NS_PER_US, 6)
+
+
+def _weights(tokens: np.ndarray, entries: list[int]) -> np.ndarray:
+    """How much each entry of a table counts at each number of tokens, [steps, entries]."""
+    return np.column_stack([np.interp(tokens, entries, one) for one in np.eye(len(entries))])
 
 
 def _non_negative(features: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares, the most negative coefficient left out until none is."""
-    kept = list(range(features.shape[1]))
+    """Least squares; while a coefficient is negative, the one whose column says most is left
+    out."""
+    norms = np.linalg.norm(features, axis=0)
+    kept = np.flatnonzero(norms).tolist()
     while True:
-        solved = np.linalg.lstsq(features[:, kept], wanted, rcond=None)[0]
+        columns = features[:, kept] / norms[kept]
+        solved = np.linalg.lstsq(columns, wanted, rcond=None)[0]
         if not len(solved) or solved.min() >= 0:
             break
         del kept[int(solved.argmin())]
     found = np.zeros(features.shape[1])
-    found[kept] = solved
+    found[kept] = solved / norms[kept]
     return found
-
-
-def _doubled(first: int, last: int) -> Iterator[int]:
-    """first, twice that and so on; and `last`."""
-    value = first
-    while value < last:
-        yield value
-        value *= 2
-    if last > 0:
-        yield last

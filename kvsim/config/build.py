@@ -256,9 +256,11 @@ def _lengths(config: workloads.Lengths, folder: Path) -> lengths.Sampler:
     match config.kind:
         case "preset":
             joint = presets.load_preset(config.name)
-            if config.rank_correlation is None:
+            if config.rank_correlation is not None:
+                joint = replace(joint, coupling=_coupling(config.rank_correlation))
+            if config.scale is None:
                 return joint
-            return replace(joint, coupling=_coupling(config.rank_correlation))
+            return partial(lengths.scaled, sampler=joint, scale=config.scale)
         case "joint":
             coupling = _coupling(config.rank_correlation)
             return lengths.Joint(_marginal(config.prompt), _marginal(config.output), coupling)

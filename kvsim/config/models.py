@@ -36,9 +36,9 @@ class LinearStepTime(Model):
 class TableStepTime(Model):
     """The entry of `ms` at the step's number of `tokens` (decodes and prompts together), straight
     lines between entries and on from the last two; + per_seq * sequences + per_context_token *
-    context tokens of its decodes + per_chunk * chunks of prompts + per_pair * pairs of a prompt
-    token and a token that it attends to; and blocks moved, as in linear. What
-    `python -m gpu_backend compare` fits and prints."""
+    context tokens of its decodes + prompt_step (if the step has prompt tokens) + per_chunk * chunks
+    of prompts + per_pair * pairs of a prompt token and a token that it attends to; and blocks
+    moved, as in linear. `python -m gpu_backend compare` fits it."""
 
     kind: Literal["table"]
     tokens: Annotated[list[PositiveInt], Field(min_length=2, max_length=1000)]
@@ -47,6 +47,7 @@ class TableStepTime(Model):
     per_context_token_us: PerStep
     per_chunk_ms: PerStep
     per_pair_us: PerStep
+    prompt_step_ms: PerStep = 0.0
     swap_in_block_us: PerStep = 0.0
     swap_out_block_us: PerStep = 0.0
     copy_block_us: PerStep = 0.0

@@ -176,11 +176,13 @@ RankCorrelation = Annotated[float, Field(gt=-1, lt=1)]
 
 
 class PresetLengths(Model):
-    """A published joint distribution; `rank_correlation` replaces its coupling where given."""
+    """A published joint distribution; `rank_correlation` replaces its coupling where given, and
+    all lengths are multiplied by `scale` (for models and machines of another size), rounded up."""
 
     kind: Literal["preset"]
     name: Literal["alpaca", "azure-code", "azure-conv", "mooncake-conversation", "sharegpt"]
     rank_correlation: RankCorrelation | None = None
+    scale: Annotated[float, Field(ge=1e-4, le=100)] | None = None
 
 
 class JointLengths(Model):

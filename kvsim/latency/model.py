@@ -84,9 +84,9 @@ class Linear:
 
 class Tabulated:
     """A table of times by the tokens that a step computes, decodes and prompts together, straight
-    lines between its entries and on from its last two; + per_seq * sequences + per_chunk * chunks
-    of prompts + per_context_token * context of the decodes + per_pair * pairs of a prompt token and
-    one that it attends to; and blocks moved, as in Linear.
+    lines between its entries and on from its last two; + per_seq * sequences + per_context_token *
+    context of the decodes + prompt_step (if any prompt) + per_chunk * chunks of prompts + per_pair
+    * pairs of a prompt token and one that it attends to; and blocks moved, as in Linear.
 
     The table is what linear layers cost: they choose other kernels at other sizes, and are neither
     linear nor always rising. The rest is attention, which goes sequence by sequence. `tokens` rise
@@ -102,6 +102,7 @@ class Tabulated:
         per_context_token_us: float,
         per_chunk_ms: float,
         per_pair_us: float,
+        prompt_step_ms: float = 0.0,
         *,
         swap_in_block_us: float = 0.0,
         swap_out_block_us: float = 0.0,
@@ -111,6 +112,7 @@ class Tabulated:
         self._table_ps = [round(entry * PS_PER_MS) for entry in ms]
         self._per_seq_ps = round(per_seq_ms * PS_PER_MS)
         self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
+        self._prompt_step_ps = round(prompt_step_ms * PS_PER_MS)
         self._per_chunk_ps = round(per_chunk_ms * PS_PER_MS)
         self._per_pair_ps = round(per_pair_us * PS_PER_US)
         self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
@@ -128,7 +130,9 @@ class Tabulated:
     ) -> list[int]:
         slope = self._per_context_token_ps
         first = self._per_seq_ps * num_seqs + slope * context + PS_PER_NS // 2
-        first += self._per_chunk_ps * num_chunks + self._per_pair_ps * num_pairs
+        if num_chunks:
+            first += self._prompt_step_ps + self._per_chunk_ps * num_chunks
+            first += self._per_pair_ps * num_pairs
         first += self._looked_up(num_prompt_tokens + num_seqs - num_chunks)
         if num_steps == 1 and moves:
             first += sum(self._block_ps[move.kind] for move in moves)

@@ -22,10 +22,12 @@ from kvsim.study.tables import Run, Table
 CONFIG, SUMMARY, POINTS = "config.yaml", "summary.json", "points.json"
 REQUESTS, STEPS, IDLE = "requests.parquet", "steps.parquet", "idle.parquet"
 CHARTS, RUNS = "charts", "runs"
+COMPARED = "compare.json"  # a run on a model beside its simulation
 _OF_A_RUN = "config.yaml|summary.json|(requests|steps|idle).parquet"
 OURS = re.compile(
     f"({_OF_A_RUN})|points.json|{RUNS}/[0-9]+[^/]*/({_OF_A_RUN})"
-    f"|{CHARTS}/(waste|memory|batch|rate|latency).(png|svg)"
+    f"|{CHARTS}/(waste|memory|batch|rate|latency|measured|step_time).(png|svg)"
+    "|compare.(json|csv|md)|steps.csv|step_time.yaml"
 )
 """What may stand in a results folder."""
 
@@ -96,9 +98,11 @@ def _check_replaceable(target: Path, place: Path, overwrite: bool) -> None:
 def _says_kvsim(folder: Path) -> bool:
     """Whether its summary, or the first of its points, was written by kvsim."""
     try:
+        if (compared := folder / COMPARED).is_file():
+            return "kvsim" in json.loads(compared.read_text())["environment"]
         summaries = [point.summary for point in read_points(folder)]
         return bool(summaries) and isinstance(summaries[0]["kvsim"], str)  # its version
-    except (UserError, LookupError, TypeError):
+    except (UserError, LookupError, TypeError, ValueError, OSError):
         return False
 
 

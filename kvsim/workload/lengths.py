@@ -153,6 +153,14 @@ def empirical(num_requests: int, generator: np.random.Generator, *, workload: Wo
     return Lengths(workload.prompt_tokens[row], workload.output_tokens[row])
 
 
+def scaled(
+    num_requests: int, generator: np.random.Generator, *, sampler: Sampler, scale: float
+) -> Lengths:
+    """The pairs of `sampler`, both lengths times `scale` and rounded up."""
+    drawn = sampler(num_requests, generator)
+    return Lengths(*(np.ceil(tokens * scale).astype(np.int64) for tokens in drawn))
+
+
 def _slice(marginal: Discrete, index: int, size: int) -> Discrete:
     """`marginal` given that its rank is in the index-th of `size` equal parts; no zeros at ends."""
     cdf = np.clip(marginal.cdf * size - index, 0.0, 1.0)
