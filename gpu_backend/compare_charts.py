@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gpu_backend.compare import Comparison, Variant
+from gpu_backend.compare import Comparison
 from gpu_backend.compare_tables import Summary, step_errors, summaries_of
+from gpu_backend.trials import Variant
 from kvsim.study.plots.style import (
     FAINT,
     INK,
@@ -108,7 +109,7 @@ def _curve(axes: Axes, curve: list[Summary], style: LineStyle, times: float) -> 
     axes.errorbar(
         rates,
         middle,
-        yerr=[middle - low, high - middle],
+        yerr=np.stack([middle - low, high - middle]),
         color=style.color,
         marker=style.marker,
         **MEASURED,

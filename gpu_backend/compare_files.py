@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from gpu_backend.compare import Comparison, Trial, Variant
+from gpu_backend.compare import Comparison
 from gpu_backend.compare_charts import draw
 from gpu_backend.compare_tables import (
     COLUMNS,
@@ -23,6 +23,7 @@ from gpu_backend.compare_tables import (
     summaries_of,
     table_of,
 )
+from gpu_backend.trials import Trial, Variant
 from kvsim.config.loading import Source, moved_text
 from kvsim.study.results import COMPARED, CONFIG, write_json
 

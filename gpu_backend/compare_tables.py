@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gpu_backend.compare import Comparison, Trial, Variant
+from gpu_backend.compare import Comparison
+from gpu_backend.trials import Trial, Variant
 
 METRICS: dict[str, Callable[[dict], float | None]] = {
     "request_throughput": lambda s: s["request_throughput"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ LONG_ANSWER = 1 << 40  # nobody ends while the grid is measured
 NUM_ANSWERS = 1 << 17  # of sequences whose tokens differ
 EVERY_SIZE = 16  # up to here each batch size is measured, and has an entry of its own
 PER_OCTAVE = 6  # and from there on so many: even in the logarithm, odd and even sizes alike
-REWEIGHTED = 3  # by what the fit before says: weights of its own would draw it to lucky steps
+REWEIGHTED = 4  # by what the fit before says: weights of its own would draw it to lucky steps
 MOVED, MOVES = 16, 5  # blocks moved at once, how often
 NS_PER_MS, NS_PER_US = 1e6, 1e3
 
@@ -66,10 +67,11 @@ class Limits(NamedTuple):
     is_contiguous: bool  # tables are runs of ids
 
 
-def grid(limits: Limits) -> list[Point]:
-    """Every point within the limits: decodes at batch sizes spread evenly in the logarithm, short
-    and long; prompts alone, in one, in several, and late in their context; and beside decodes.
-    Raises UserError."""
+def grid(limits: Limits, generator: np.random.Generator) -> list[Point]:
+    """Points of one pass, drawn within the limits: decodes at batch sizes spread evenly in the
+    logarithm, short and long; prompts alone, in one, in several, and late in their context; and
+    beside decodes. Sizes are drawn from strata of equal width: kernels like some numbers better
+    (even ones, powers of two), and serving comes upon all of them. Raises UserError."""
     last = SETTLING + REPEATS
     slots = limits.num_blocks * limits.block_size
     longest = min(limits.max_model_len, slots) - last
@@ -80,48 +82,60 @@ def grid(limits: Limits) -> list[Point]:
     reach = 2 * slots if limits.shares else slots  # of all contexts together
     most_seqs = min(limits.max_num_seqs, limits.num_blocks)
     points = []
-    for size in spread(1, most_seqs, PER_OCTAVE):
+    for size in _drawn(entries_of(most_seqs), generator):
         most = max(min(longest, reach // size - last), 1)
-        points += [Point(size, max(most // 8, 1)), Point(size, max(3 * most // 4, 1))]
+        for low, high in ((1 / 16, 1 / 4), (1 / 2, 1)):
+            points.append(Point(size, max(int(generator.uniform(low, high) * most), 1)))
     budget = limits.max_num_batched_tokens
-    tokens = spread(min(4, budget), budget, 2)
-    points += [Point(0, 0, chunks) for n in tokens for chunks in _divided(n, longest)]
-    for size in spread(2, most_seqs // 2, 1):
-        context = max(min(longest, slots // size) // 3, 1)
-        for n in (n for n in tokens[::2] if n + size <= budget):
-            points += [Point(size, context, chunks) for chunks in _divided(n, longest)[:2]]
-    fitting = (p for p in points if p.num_decodes + len(p.chunks) <= limits.max_num_seqs)
-    return list(dict.fromkeys(fitting))
+    edges = spread(min(4, budget), budget, 2)
 
+    def chunks_of(num_tokens: int) -> list[tuple[Chunk, ...]]:
+        """In as few prompts as may be; if one, also late; from 32 on, in four times as many."""
+        count = -(-num_tokens // longest)
+        found = [(Chunk(0, num_tokens // count),) * count]
+        if count == 1:
+            found.append((Chunk(int(generator.integers(longest - num_tokens + 1)), num_tokens),))
+        if num_tokens >= 32:
+            found.append((Chunk(0, num_tokens // (4 * count)),) * (4 * count))
+        return found
 
-def _divided(num_tokens: int, longest: int) -> list[tuple[Chunk, ...]]:
-    """Prompts of so many tokens together: in as few as may be; if one, also late in the longest
-    context; and, from 32 on, in four times as many."""
-    count = -(-num_tokens // longest)
-    found = [(Chunk(0, num_tokens // count),) * count]
-    if num_tokens <= longest // 2:
-        found.append((Chunk(longest // 2, num_tokens),))
-    if num_tokens >= 32:
-        found.append((Chunk(0, num_tokens // (4 * count)),) * (4 * count))
-    return found
+    points += [Point(0, 0, chunks) for n in _drawn(edges, generator) for chunks in chunks_of(n)]
+    for size in _drawn(spread(2, most_seqs // 2, 1), generator):
+        context = max(int(generator.uniform(0, 0.7) * min(longest, slots // size)), 1)
+        for n in _drawn(edges[::2], generator):
+            points += [Point(size, context, chunks) for chunks in chunks_of(n)[:2]]
+    return [
+        point
+        for point in points
+        if point.num_decodes + len(point.chunks) <= limits.max_num_seqs
+        and point.num_decodes + sum(chunk.num_new for chunk in point.chunks) <= budget
+    ]
 
 
 def spread(first: int, last: int, per_octave: int) -> list[int]:
-    """first to last: every number up to EVERY_SIZE where an octave has many, then so many an
-    octave, evenly in the logarithm; `last` too."""
+    """first, so many numbers an octave, evenly in the logarithm, and `last`."""
     if last < first:
         return []
-    octaves = np.log2(last / first)
-    found = first * 2 ** (np.arange(int(octaves * per_octave) + 1) / per_octave)
-    close = range(first, min(EVERY_SIZE, last) + 1) if per_octave == PER_OCTAVE else ()
-    return sorted({*close, *np.rint(found).astype(int).tolist(), last})
+    steps = np.arange(int(np.log2(last / first) * per_octave) + 1)
+    return sorted({*np.rint(first * 2 ** (steps / per_octave)).astype(int).tolist(), last})
+
+
+def entries_of(most_seqs: int) -> list[int]:
+    """The batch sizes that have an entry of their own in the table."""
+    every = range(1, min(EVERY_SIZE, most_seqs) + 1)
+    return sorted({*every, *spread(1, most_seqs, PER_OCTAVE)})
+
+
+def _drawn(edges: list[int], generator: np.random.Generator) -> list[int]:
+    """A number from each edge up to the next one, and the last edge."""
+    return [int(generator.integers(a, b)) for a, b in pairwise(edges)] + edges[-1:]
 
 
 def measured_steps(executor: ModelExecutor, limits: Limits, seed: int) -> Iterator[Measured | None]:
-    """Run the grid's steps, one for each item that is asked for, point after point in an order of
-    their own in every pass, without end; None for a step in which a point settles. The executor
-    stands for LONG_ANSWER tokens of NUM_ANSWERS requests."""
-    points, generator = grid(limits), np.random.default_rng(seed)
+    """Run the grid's steps, one for each item that is asked for, in a random order, pass after pass
+    without end; None for a step in which a point settles. The executor stands for LONG_ANSWER
+    tokens of NUM_ANSWERS requests."""
+    generator = np.random.default_rng(seed)
     decodes, tables = DecodeSet(limits.block_size), _tables(limits)
     number = 0
 
@@ -134,6 +148,7 @@ def measured_steps(executor: ModelExecutor, limits: Limits, seed: int) -> Iterat
 
     members: list[Sequence] = []
     while True:
+        points = grid(limits, generator)
         for place in generator.permutation(len(points)).tolist():
             point = points[place]
             for seq in members:
@@ -189,28 +204,35 @@ def moved_block_us(
     return found
 
 
-def fit(measured: list[Measured], limits: Limits) -> TableStepTime:
-    """The step time whose errors, relative to itself, squared and summed, are least, no coefficient
+def fit(trials: list[list[Measured]], limits: Limits) -> tuple[TableStepTime, list[float]]:
+    """A step time for all trials, and how much slower than it the machine was in each.
+
+    The step time's errors, relative to itself, squared and summed, are least, and no coefficient is
     below 0. Its table has an entry for every batch size of the grid, then two an octave up to the
-    largest step measured."""
-    rows = np.array(measured, np.float64)
+    largest step measured.
+    """
+    rows = np.array([one for trial in trials for one in trial], np.float64)
+    trial_of = np.repeat(np.arange(len(trials)), [len(trial) for trial in trials])
     prompt, seqs, context, chunks, pairs, times = rows.T
     tokens = prompt + seqs - chunks
-    most_seqs = min(limits.max_num_seqs, limits.num_blocks)
     last = int(tokens.max())
-    entries = spread(1, min(most_seqs, last), PER_OCTAVE)
-    entries = sorted({*entries, *(n for n in spread(1, last, 2) if n > entries[-1])})
+    entries = entries_of(min(limits.max_num_seqs, limits.num_blocks, last))
+    entries += [n for n in spread(1, last, 2) if n > entries[-1]]
     if len(entries) == 1:
         entries.append(2)
     columns = [_weights(tokens, entries), seqs, context, chunks, pairs, chunks > 0]
     features = np.column_stack(columns)
-    weights = 1 / times
+    slowness, told = np.ones(len(trials)), times
     for _ in range(REWEIGHTED):
-        solved = _non_negative(features * weights[:, None], times * weights)
-        weights = 1 / np.maximum(features @ solved, times.min() / 2)
+        weights = 1 / np.maximum(told, times.min() / 2)
+        even = times / slowness[trial_of]
+        solved = _non_negative(features * weights[:, None], even * weights)
+        told = features @ solved
+        sums = [np.bincount(trial_of, of, len(trials)) for of in (times, told)]
+        slowness = sums[0] / sums[1]
     table, rest = solved[: len(entries)], solved[len(entries) :].tolist()
     per_seq, per_context, per_chunk, per_pair, prompt_step = rest
-    return TableStepTime(
+    step_time = TableStepTime(
         kind="table",
         tokens=entries,
         ms=[_ms(entry) for entry in table.tolist()],
@@ -220,6 +242,15 @@ def fit(measured: list[Measured], limits: Limits) -> TableStepTime:
         per_pair_us=_us(per_pair),
         prompt_step_ms=_ms(prompt_step),
     )
+    return step_time, slowness.tolist()
+
+
+def slowed(step_time: TableStepTime, slowness: float) -> TableStepTime:
+    """Every time in it that much longer."""
+    times = step_time.model_dump(exclude={"kind", "tokens", "ms"})
+    longer = {name: round(value * slowness, 9) for name, value in times.items()}
+    table = [round(entry * slowness, 9) for entry in step_time.ms]
+    return step_time.model_copy(update=longer | {"ms": table})
 
 
 def _ms(ns: float) -> float:

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from gpu_backend.__main__ import app
-from gpu_backend.compare import Comparison, Steps, Trial, Variant, compare
+from gpu_backend.compare import Comparison, compare
 from gpu_backend.compare_tables import METRICS, rows_of, step_errors, summaries_of, table_of
 from gpu_backend.decisions import Noting, Replay, compared, replayed
+from gpu_backend.trials import Steps, Trial, Variant
 from kvsim.config.build import build_engine, build_route, build_workload
 from kvsim.config.loading import load, read_source
 from kvsim.errors import UserError
@@ -67,9 +68,7 @@ def test_every_policy_is_compared_and_every_replay_is_equal(tiny):
     found = compare(source, {"model": model[6:]}, [1.2], 2, said.append)
     assert tuple(variant.name for variant in found.variants) == VARIANTS
     for variant in found.variants:
-        assert [(t.load, t.seed) for t in variant.trials] == [
-            (None, 5), (0.7, 5), (0.7, 6), (1.5, 5), (1.5, 6),
-        ]  # fmt: skip
+        assert [(t.load, t.seed) for t in variant.trials] == [(None, 5), (1.2, 5), (1.2, 6)]
         for trial in variant.trials:
             assert trial.replay.differences == []
             assert trial.replay.num_steps == len(trial.steps.measured_ns) > 10
@@ -79,7 +78,7 @@ def test_every_policy_is_compared_and_every_replay_is_equal(tiny):
                 assert trial.rate_per_s == pytest.approx(trial.load * variant.capacity_per_s)
         preemptions = sum(trial.measured["preemptions"] for trial in variant.trials)
         assert (preemptions > 0) == (variant.name != "contiguous")
-    assert len(said) == 4 * 3
+    assert len(said) == 4 * (3 + 1)
 
 
 def ran(file, variant: str, durations_ns: list[int]) -> tuple[Engine, Noting, Run, list]:

@@ -18,10 +18,12 @@ from gpu_backend.profile import (
     SETTLING,
     Limits,
     Measured,
+    entries_of,
     fit,
     grid,
     measured_steps,
     moved_block_us,
+    slowed,
     spread,
 )
 from kvsim.config.build import build_latency, build_workload
@@ -61,7 +63,7 @@ def make_executor(tmp_path):
 @pytest.mark.parametrize("limits", [LIMITS, LIMITS._replace(num_blocks=3), Limits(
     256, 8192, 4096, 7400, 16, shares=True, is_contiguous=False)])  # fmt: skip
 def test_the_grid_stays_within_the_engine(limits):
-    points = grid(limits)
+    points = grid(limits, np.random.default_rng(7))
     last, slots = SETTLING + REPEATS, limits.num_blocks * limits.block_size
     reach = slots * (2 if limits.shares else 1)
     for point in points:
@@ -71,13 +73,13 @@ def test_the_grid_stays_within_the_engine(limits):
         num_tokens = point.num_decodes + sum(chunk.num_new for chunk in point.chunks)
         assert num_tokens <= limits.max_num_batched_tokens
         assert all(chunk.start + chunk.num_new <= limits.max_model_len for chunk in point.chunks)
-    assert len(set(points)) == len(points)
     alone = {point.num_decodes for point in points if not point.chunks}
-    assert alone >= {1, min(limits.max_num_seqs, limits.num_blocks)}
+    most = min(limits.max_num_seqs, limits.num_blocks)
+    assert alone >= {*range(1, min(most, 15) + 1), most}
 
 
 def test_sizes_are_spread_evenly_in_the_logarithm():
-    sizes = np.array(spread(1, 256, 6))
+    sizes = np.array(entries_of(256))
     assert sizes[:16].tolist() == list(range(1, 17)) and sizes[-1] == 256
     ratios = sizes[1:] / sizes[:-1]
     assert ratios[15:] == pytest.approx(2 ** (1 / 6), rel=0.06)
@@ -86,13 +88,14 @@ def test_sizes_are_spread_evenly_in_the_logarithm():
 
 def test_an_engine_too_short_to_measure_is_refused():
     with pytest.raises(UserError, match="must hold 4 tokens"):
-        grid(LIMITS._replace(max_model_len=3))
+        grid(LIMITS._replace(max_model_len=3), np.random.default_rng(7))
 
 
 @pytest.mark.parametrize("is_contiguous", [False, True])
 def test_a_pass_measures_every_point_at_the_load_that_it_names(make_executor, is_contiguous):
     limits = LIMITS._replace(is_contiguous=is_contiguous)
-    executor, points = make_executor([LONG_ANSWER] * NUM_ANSWERS), grid(limits)
+    executor = make_executor([LONG_ANSWER] * NUM_ANSWERS)
+    points = grid(limits, np.random.default_rng(3))
     steps = measured_steps(executor, limits, seed=3)
     one_pass = list(islice(steps, len(points) * (SETTLING + REPEATS)))
     measured = [one for one in one_pass if one is not None]
@@ -149,12 +152,30 @@ def test_a_fit_finds_the_model_that_made_the_times():
         )
         measured.append(Measured(*load, model.step_ns(*load, 0, 1)[0]))
     measured.append(Measured(64, 1, 0, 1, 2080, model.step_ns(64, 1, 0, 1, 2080, 0, 1)[0]))
-    found = fit(measured, LIMITS)
+    found, (slowness,) = fit([measured], LIMITS)
+    assert slowness == pytest.approx(1)
     assert found.tokens == wanted.tokens
     assert found.ms == pytest.approx(wanted.ms, abs=1e-4)
     for name in ("per_seq_ms", "per_context_token_us", "per_chunk_ms", "per_pair_us"):
         assert getattr(found, name) == pytest.approx(getattr(wanted, name), abs=1e-4)
     assert found.prompt_step_ms == pytest.approx(wanted.prompt_step_ms, abs=1e-4)
+
+
+def test_a_machine_that_was_slower_in_one_trial_is_told_from_the_steps_that_it_ran():
+    generator, trials = np.random.default_rng(6), []
+    for slowness in (1.0, 1.2, 0.9):
+        sizes, lengths = generator.integers(1, 9, 100), generator.integers(1, 50, 100)
+        loads = np.column_stack([sizes, sizes * lengths]).tolist()
+        times = [slowness * (5e6 + 1e6 * size + 400 * context) for size, context in loads]
+        trials.append([
+            Measured(0, *load, 0, 0, round(ns)) for load, ns in zip(loads, times, strict=True)
+        ])  # fmt: skip
+    step_time, found = fit(trials, LIMITS)
+    assert np.array(found) / found[0] == pytest.approx([1, 1.2, 0.9], rel=1e-4)
+    for trial, slowness in zip(trials, found, strict=True):
+        model = build_latency(slowed(step_time, slowness))
+        for *counts, duration_ns in trial:
+            assert model.step_ns(*counts, 0, 1)[0] == pytest.approx(duration_ns, rel=1e-4)
 
 
 def test_no_coefficient_is_below_zero():
@@ -164,5 +185,5 @@ def test_no_coefficient_is_below_zero():
         for size in range(1, 9)
         for context in generator.integers(1, 500, 20).tolist()
     ]
-    found = fit(measured, LIMITS)
+    found, _ = fit([measured], LIMITS)
     assert found.per_context_token_us == 0 and min(found.ms) > 0
