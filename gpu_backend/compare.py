@@ -3,6 +3,7 @@ on the model and, with a step time fitted on a grid, in the simulator."""
 
 from __future__ import annotations
 
+import gc
 from typing import NamedTuple
 
 from gpu_backend.environment import environment
@@ -41,6 +42,8 @@ def compare(
         bench = Bench(name or load(point).kv.policy.kind, point, options, say)
         found = environment(bench.device)
         variants.append(bench.run(loads, repeats))
+        del bench  # its model and pools go before the next ones come
+        gc.collect()
     return Comparison(found, variants)
 
 

@@ -11,17 +11,20 @@ import yaml
 from gpu_backend.compare import Comparison
 from gpu_backend.compare_charts import draw
 from gpu_backend.compare_tables import (
-    COLUMNS,
+    ERRORS,
+    ERRORS_TITLE,
+    FIGURES,
+    FIGURES_TITLE,
     METRICS,
-    NOTE,
     Row,
     Summary,
+    errors_of,
+    figures_of,
     in_words,
     replay_line,
     rows_of,
     step_errors,
     summaries_of,
-    table_of,
 )
 from gpu_backend.trials import Trial, Variant
 from kvsim.config.loading import Source, moved_text
@@ -125,8 +128,12 @@ def _markdown(asked: dict[str, object], comparison: Comparison) -> str:
             f"- {variant.name}: seed {variant.experiment.seed} and those after it, capacity "
             f"{variant.capacity_per_s:.2f} requests/s, {variant.num_grid_steps:,} steps of the grid"
         )
-    lines += ["", *_table(COLUMNS, table_of(comparison)), "", NOTE, ""]
-    lines += [replay_line(comparison) + ".", "", "## Every metric", ""]
+    for title, header, rows in (
+        (FIGURES_TITLE, FIGURES, figures_of(comparison)),
+        (ERRORS_TITLE, ERRORS, errors_of(comparison)),
+    ):
+        lines += ["", f"{title}.", "", *_table(header, rows)]
+    lines += ["", replay_line(comparison) + ".", "", "## Every metric", ""]
     header = ("policy", "load", "metric", "measured", "simulated", "error %")
     lines += _table(header, [_cells(one) for one in summaries_of(comparison)])
     return "\n".join(lines) + "\n"

@@ -36,7 +36,11 @@ SHOWN = {
     "batch_size_mean": "batch",
     "kv_blocks_referenced": "KV use",
 }
-COLUMNS = ("policy", "load", "rate", "measured", "simulated", *SHOWN.values(), "preempted", "steps")
+FIGURES = (
+    "policy", "load", "req/s offered", "req/s measured", "simulated", "E2EL ms measured",
+    "simulated", "preempted measured", "simulated",
+)  # fmt: skip
+ERRORS = ("policy", "load", *SHOWN.values(), "one step", "all steps")
 
 
 class Row(NamedTuple):
@@ -108,33 +112,56 @@ def step_errors(trials: list[Trial]) -> tuple[float, float]:
     return each, sum(told) / sum(took) - 1
 
 
-def table_of(comparison: Comparison) -> list[tuple[str, ...]]:
-    """A line for each point, under COLUMNS: errors in %, the median and in brackets the range."""
+def figures_of(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A line for each point, under FIGURES: medians and ranges over the repeats."""
     lines = []
     for variant in comparison.variants:
         for trials in points_of(variant):
-            found = {metric: _summary(trials, metric) for metric in METRICS}
-            throughput, preempted = found["request_throughput"], found["preemptions"]
-            each, total = step_errors(trials)
-            load, rate = trials[0].load, trials[0].rate_per_s
+            throughput, e2el, preempted = (
+                _summary(trials, metric)
+                for metric in ("request_throughput", "mean_e2el_ms", "preemptions")
+            )
+            rate = trials[0].rate_per_s
             lines.append((
                 variant.name,
-                "all at once" if load is None else f"{load:g}",
+                _load(trials[0].load),
                 "-" if rate is None else f"{rate:.2f}",
                 in_words(throughput.measured, "{:.2f}"),
                 in_words(throughput.simulated, "{:.2f}"),
-                *(in_words(found[metric].error, "{:+.1f}", 100) for metric in SHOWN),
-                f"{in_words(preempted.measured, '{:.0f}')} / "
-                f"{in_words(preempted.simulated, '{:.0f}')}",
-                f"{100 * each:.1f}, {100 * total:+.1f}",
+                in_words(e2el.measured, "{:,.0f}"),
+                in_words(e2el.simulated, "{:,.0f}"),
+                in_words(preempted.measured, "{:.0f}"),
+                in_words(preempted.simulated, "{:.0f}"),
             ))  # fmt: skip
     return lines
 
 
-NOTE = (
-    "load: share of the policy's measured capacity; rate, measured, simulated: requests/s; then "
-    "errors of the simulated means in %, median over the repeats [lowest, highest]; preempted: "
-    "measured / simulated; steps: error of the fitted times of one step, and of their sum, in %."
+def errors_of(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A line for each point, under ERRORS: of the means, in %, and of the fitted step times."""
+    lines = []
+    for variant in comparison.variants:
+        for trials in points_of(variant):
+            errors = [_summary(trials, metric).error for metric in SHOWN]
+            steps = [step_errors([trial]) for trial in trials]
+            each, total = (_spread(list(column)) for column in zip(*steps, strict=True))
+            lines.append((
+                variant.name,
+                _load(trials[0].load),
+                *(in_words(error, "{:+.1f}", 100) for error in errors),
+                in_words(each, "{:.1f}", 100),
+                in_words(total, "{:+.1f}", 100),
+            ))  # fmt: skip
+    return lines
+
+
+def _load(load: float | None) -> str:
+    return "all at once" if load is None else f"{load:g}"
+
+
+FIGURES_TITLE = "Median over the repeats [lowest, highest]; load: share of the measured capacity"
+ERRORS_TITLE = (
+    "Error of the simulated figure in %: median of the repeats [lowest, highest]; of means, of the "
+    "fitted time of one step (unsigned), and of the sum of all"
 )
 
 
@@ -162,18 +189,32 @@ def print_comparison(comparison: Comparison) -> None:
     for name, value in comparison.environment.items():
         if value is not None:
             console.print(f"{name}: {value}", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for place, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if place < 2 else "right", no_wrap=True)
-    last = None
-    for line in table_of(comparison):
-        if last not in (None, line[0]):
-            table.add_section()
-        last = line[0]
-        table.add_row(*line)
-    console.print(table)
-    console.print(NOTE, soft_wrap=True)
+    seeds = sorted({t.seed for variant in comparison.variants for t in variant.trials})
+    console.print(f"seeds: {', '.join(map(str, seeds))}")
+    for title, columns, lines in (
+        (FIGURES_TITLE, FIGURES, figures_of(comparison)),
+        (ERRORS_TITLE, ERRORS, errors_of(comparison)),
+    ):
+        console.print(_table(title, columns, lines))
     console.print(replay_line(comparison), soft_wrap=True)
+
+
+def _table(title: str, columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for place, name in enumerate(columns):
+        title = name.replace(" ", "\n", 1) if place > 1 else name
+        table.add_column(title, justify="left" if place < 2 else "right", no_wrap=True)
+    for line, after in zip(lines, [*lines[1:], None], strict=True):
+        table.add_row(*line, end_section=after is not None and after[0] != line[0])
+    return table
 
 
 def _rows(trial: Trial) -> list[Row]:

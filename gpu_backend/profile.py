@@ -20,7 +20,7 @@ SETTLING, REPEATS = (
     2,
 )  # steps at each point: one in which its decodes join, then those that count
 LONG_ANSWER = 1 << 40  # nobody ends while the grid is measured
-NUM_ANSWERS = 1 << 17  # of sequences whose tokens differ
+NUM_ANSWERS = 1 << 15  # more than the sequences of a point
 EVERY_SIZE = 16  # up to here each batch size is measured, and has an entry of its own
 PER_OCTAVE = 6  # and from there on so many: even in the logarithm, odd and even sizes alike
 REWEIGHTED = 4  # by what the fit before says: weights of its own would draw it to lucky steps
@@ -166,7 +166,7 @@ def measured_steps(executor: ModelExecutor, limits: Limits, seed: int) -> Iterat
                 (duration_ns,) = executor.execute(plan, 1).durations_ns
                 decodes.clock += 1
                 yield None if repeat < SETTLING else Measured(*load, duration_ns)
-            executor.answers.clear()
+            executor.texts.forget()
 
 
 def _tables(limits: Limits) -> Iterator[list[int]]:

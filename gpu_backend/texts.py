@@ -39,6 +39,11 @@ class Texts:
         tail = np.array(said, np.int64)
         return np.concatenate([prompt[start:], tail]) if start < len(prompt) else tail
 
+    def forget(self) -> None:
+        """Drop every prompt and answer, so that request indices may be used again."""
+        self._prompts.clear()
+        self.answers.clear()
+
     def prompt(self, request: Request) -> np.ndarray:
         return np.concatenate([self.span(span) for span in request.prompt])
 

@@ -135,6 +135,7 @@ class Bench:
 
     def _ran(self, share: float | None, rate_per_s: float | None, seed: int) -> _Ran:
         """A run on the model, with steps of the grid in between, and its replay."""
+        gc.collect()  # the pool of the run before hangs in a cycle
         experiment, workload = self._at(rate_per_s, seed)
         self._on_grid, measuring = [], []
 

@@ -15,7 +15,7 @@ from kvsim.workload.discrete import (
     lognormal_mu,
     uniform,
 )
-from kvsim.workload.lengths import Coupling, Joint, empirical, gaussian
+from kvsim.workload.lengths import Coupling, Joint, empirical, gaussian, scaled
 from kvsim.workload.sessions import sharegpt_turns
 from kvsim.workload.workload import columns
 
@@ -113,3 +113,12 @@ def test_empirical_draws_keep_a_prompt_with_its_answer():
     trace = columns(np.arange(5), np.array([1, 2, 3, 4, 5]), np.array([10, 20, 30, 40, 50]))
     prompt, output = empirical(1000, rng(0, "lengths"), workload=trace)
     assert (output == 10 * prompt).all() and set(prompt.tolist()) == {1, 2, 3, 4, 5}
+
+
+def test_scaled_lengths_are_those_of_the_sampler_in_their_order_rounded_up():
+    joint = Joint(uniform(1, 40), uniform(1, 300), gaussian(0.4))
+    plain = joint(500, rng(3, "lengths"))
+    small = scaled(500, rng(3, "lengths"), sampler=joint, scale=0.125)
+    for one, whole in zip(small, plain, strict=True):
+        assert one.tolist() == [math.ceil(tokens / 8) for tokens in whole.tolist()]
+    assert min(map(min, small)) == 1

@@ -15,7 +15,14 @@ from typer.testing import CliRunner
 
 from gpu_backend.__main__ import app
 from gpu_backend.compare import Comparison, compare
-from gpu_backend.compare_tables import METRICS, rows_of, step_errors, summaries_of, table_of
+from gpu_backend.compare_tables import (
+    METRICS,
+    errors_of,
+    figures_of,
+    rows_of,
+    step_errors,
+    summaries_of,
+)
 from gpu_backend.decisions import Noting, Replay, compared, replayed
 from gpu_backend.trials import Steps, Trial, Variant
 from kvsim.config.build import build_engine, build_route, build_workload
@@ -23,6 +30,7 @@ from kvsim.config.loading import load, read_source
 from kvsim.errors import UserError
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.run import Engine, simulate
+from kvsim.study.results import new_folder
 from kvsim.study.tables import Run, expand
 from tests.gpu_model.test_load import CONFIG
 
@@ -170,9 +178,13 @@ def test_errors_are_of_pairs_and_their_median_and_range_are_told():
     assert found["p99_tpot_ms"].error is None
     # of single steps +10 % and -10 %, of the sums 380 for 400
     assert step_errors(trials) == pytest.approx((0.1, -0.05))
-    (line,) = table_of(comparison)
-    assert line[:3] == ("a", "0.5", "4.00")
-    assert line[5] == "+0.0 [-5.0, +10.0]" and line[-1] == "10.0, -5.0"
+    (line,) = figures_of(comparison)
+    assert line == (
+        "a", "0.5", "4.00", "20.00 [10.00, 30.00]", "19.00 [11.00, 30.00]", "800 [400, 1,000]",
+        "840 [500, 900]", "0 [0, 2]", "2 [0, 3]",
+    )  # fmt: skip
+    (line,) = errors_of(comparison)
+    assert line[2] == "+0.0 [-5.0, +10.0]" and line[-2:] == ("10.0", "-5.0")
 
 
 def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulation(tiny):
@@ -215,6 +227,10 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
 
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, UserError) and "already exists" in str(result.exception)
+    with new_folder(out, overwrite=True) as folder:  # may be replaced: all of it is ours
+        (folder / "compare.json").write_text("{}")
+    with pytest.raises(UserError, match="not a results folder"), new_folder(out, overwrite=True):
+        pass
 
 
 @pytest.mark.parametrize(
