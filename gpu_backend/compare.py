@@ -7,7 +7,7 @@ import gc
 from typing import NamedTuple
 
 from gpu_backend.environment import environment
-from gpu_backend.trials import Bench, Say, Variant
+from gpu_backend.trials import Bench, Say, Variant, at_rate
 from kvsim.config.loading import Source, load, points_of
 from kvsim.config.models import Experiment
 from kvsim.errors import UserError
@@ -23,8 +23,9 @@ class Comparison(NamedTuple):
 def compare(
     source: Source, options: dict[str, str], loads: list[float], repeats: int, say: Say
 ) -> Comparison:
-    """Every variant of the file's `compare`: first all its requests at once, which gives its
-    capacity, then at every load, `repeats` times with seeds that follow the file's.
+    """Every variant of the file's `compare`: after a pass of the grid to warm up, first all its
+    requests at once, which gives its capacity, then at every load, `repeats` times with seeds that
+    follow the file's.
 
     Steps of a designed grid are run between those of serving, after every third one, so that a
     drift of the machine's speed meets both alike; the virtual clock does not see them, and the grid
@@ -36,6 +37,7 @@ def compare(
         raise UserError(f"{source.name}: sweep: rates are given by --rates here: leave it out")
     for _, _, point in points:
         _check(load(point), point)
+        load(at_rate(point, None, 0))
     found: dict[str, object] = {}
     variants = []
     for name, _, point in points:

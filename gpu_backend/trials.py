@@ -136,7 +136,8 @@ class Bench:
     def _ran(self, share: float | None, rate_per_s: float | None, seed: int) -> _Ran:
         """A run on the model, with steps of the grid in between, and its replay."""
         gc.collect()  # the pool of the run before hangs in a cycle
-        experiment, workload = self._at(rate_per_s, seed)
+        experiment = load(at_rate(self._source, rate_per_s, seed))
+        workload = build_workload(experiment, self._source.folder)
         self._on_grid, measuring = [], []
 
         def make(output_tokens: list[int]) -> _Measuring:
@@ -187,17 +188,16 @@ class Bench:
         if (one := next(self._grid)) is not None:
             self._on_grid.append(one)
 
-    def _at(self, rate_per_s: float | None, seed: int) -> tuple[Experiment, Workload]:
-        """The variant's experiment and its requests at this rate, or all at once."""
-        plain = copy.deepcopy(self._source.plain)
-        if rate_per_s is None:
-            set_at(plain, "workload.arrivals", {"kind": "all_at_once"})
-        else:
-            set_at(plain, RATE, rate_per_s)
-        set_at(plain, "seed", seed)
-        source = Source(plain, self._source.name, self._source.folder, self._source.lines)
-        experiment = load(source)
-        return experiment, build_workload(experiment, source.folder)
+
+def at_rate(source: Source, rate_per_s: float | None, seed: int) -> Source:
+    """The same with its requests at this rate, or all at once, and drawn with this seed."""
+    plain = copy.deepcopy(source.plain)
+    if rate_per_s is None:
+        set_at(plain, "workload.arrivals", {"kind": "all_at_once"})
+    else:
+        set_at(plain, RATE, rate_per_s)
+    set_at(plain, "seed", seed)
+    return Source(plain, source.name, source.folder, source.lines)
 
 
 class _Measuring(Noting):

@@ -239,6 +239,12 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
         ("workload.arrivals={kind: all_at_once}", "1", "must be poisson or gamma"),
         ("replicas.count=2", "1", "replicas.count: must be 1"),
         ("sweep={seed: [1, 2]}", "1", "sweep: rates are given by --rates"),
+        (
+            "workload={kind: synthetic, duration_s: 3, arrivals: {kind: poisson, rate_per_s: 9}, "
+            "lengths: {kind: preset, name: alpaca, scale: 0.01}}",
+            "1",
+            "all_at_once need num_requests",
+        ),
         ("seed=1", "0.5,x", "--rates 0.5,x: must be numbers above 0"),
         ("seed=1", "-1", "--rates -1: must be numbers above 0"),
     ],
