@@ -91,18 +91,24 @@ def _check_replaceable(target: Path, place: Path, overwrite: bool) -> None:
         name = path.relative_to(place).as_posix()
         if path.is_symlink() or not OURS.fullmatch(name):
             raise UserError(f"{target}: holds {name!r}, not kvsim's: it is not overwritten")
-    if files and not _says_kvsim(place):
+    if files and not (_says_kvsim(place) or _is_comparison(place)):
         raise UserError(f"{target}: not a results folder of kvsim; it is not overwritten")
 
 
 def _says_kvsim(folder: Path) -> bool:
     """Whether its summary, or the first of its points, was written by kvsim."""
     try:
-        if (compared := folder / COMPARED).is_file():
-            return "kvsim" in json.loads(compared.read_text())["environment"]
         summaries = [point.summary for point in read_points(folder)]
         return bool(summaries) and isinstance(summaries[0]["kvsim"], str)  # its version
-    except (UserError, LookupError, TypeError, ValueError, OSError):
+    except (UserError, LookupError, TypeError):
+        return False
+
+
+def _is_comparison(folder: Path) -> bool:
+    """Whether it holds runs on a model beside their simulations."""
+    try:
+        return "kvsim" in json.loads((folder / COMPARED).read_text())["environment"]
+    except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
