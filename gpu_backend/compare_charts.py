@@ -67,7 +67,8 @@ def _rates(comparison: Comparison) -> Figure:
         left, right = axes_of_pool
         left.set_ylim(0, None)
         _offered(left)
-        right.set_yscale("log")
+        low, high = right.dataLim.intervaly
+        right.set(yscale="log", ylim=(low / 1.25, high * 1.25))
         log_ticks(right.yaxis, *right.get_ylim())
         if len(pools) > 1:
             blocks, size = pool

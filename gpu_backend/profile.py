@@ -228,8 +228,8 @@ def fit(trials: list[list[Measured]], limits: Limits) -> tuple[TableStepTime, li
         even = times / slowness[trial_of]
         solved = _non_negative(features * weights[:, None], even * weights)
         told = features @ solved
-        sums = [np.bincount(trial_of, of, len(trials)) for of in (times, told)]
-        slowness = sums[0] / sums[1]
+        # the mean of ratios: in sums the few longest steps would count most
+        slowness = np.bincount(trial_of, times / told) / np.bincount(trial_of)
     table, rest = solved[: len(entries)], solved[len(entries) :].tolist()
     per_seq, per_context, per_chunk, per_pair, prompt_step = rest
     step_time = TableStepTime(
