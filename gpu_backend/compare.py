@@ -27,7 +27,7 @@ def compare(
     requests at once, which gives its capacity, then at every load, `repeats` times with seeds that
     follow the file's.
 
-    Steps of a designed grid are run between those of serving, after every third one, so that a
+    Steps of a designed grid are run between those of serving, after every second one, so that a
     drift of the machine's speed meets both alike; the virtual clock does not see them, and the grid
     knows the engine's limits, not the requests. One step time is fitted to the grid of all runs of
     a variant, and by how much the machine was slower in each run. Raises UserError.

@@ -36,7 +36,8 @@ from kvsim.study.metrics import Slo, summarize, window_of
 from kvsim.study.tables import Run, expand
 from kvsim.workload.workload import Workload
 
-GRID_EVERY = 3  # steps of serving, after which comes a step of the grid
+GRID_EVERY = 2  # steps of serving, after which comes a step of the grid
+LEAST_ON_GRID = 100  # measured in each run, so that the machine's speed in it is known
 RATE = "workload.arrivals.rate_per_s"
 Say = Callable[[str], None]
 
@@ -107,12 +108,12 @@ class Bench:
         self.device: torch.device = executor.decoder.device
         self._moved = moved_block_us(executor, limits, experiment.kv.num_host_blocks or 0)
         self._grid = measured_steps(executor, limits, experiment.seed)
-        self._pass = len(grid(limits, np.random.default_rng(0))) * (SETTLING + REPEATS)
+        self._pass = len(grid(limits, np.random.default_rng(0)))  # points, about as many in each
         self._on_grid: list[Measured] = []
 
     def run(self, loads: list[float], repeats: int) -> Variant:
         gc.disable()  # as a simulation does
-        for _ in range(self._pass):  # until the machine is warm
+        for _ in range(self._pass * (SETTLING + REPEATS)):  # until the machine is warm
             next(self._grid)
         gc.enable()
         seed = self._experiment.seed
@@ -120,6 +121,8 @@ class Bench:
         capacity = _capacity(ran[0].run)
         for share in loads:
             ran += [self._ran(share, share * capacity, seed + n) for n in range(repeats)]
+        while sum(len(one.on_grid) for one in ran) < REPEATS * self._pass:
+            self._grid_step()  # what is fitted has seen the whole grid, as part of the last run
         step_time, slowness = fit([one.on_grid for one in ran], self._limits)
         step_time = step_time.model_copy(update=self._moved)
         trials = [
@@ -147,8 +150,8 @@ class Bench:
         engine = build_engine(experiment, workload, make)
         run = _run(experiment, workload, engine)
         noted: _Measuring = measuring[0]
-        while noted.num_grid_steps < self._pass:
-            noted.step_of_grid()
+        while len(self._on_grid) < LEAST_ON_GRID:
+            self._grid_step()
         replay = compared(
             (noted, run),
             replayed(engine, noted.durations_ns, lambda e: _run(experiment, workload, e)),
@@ -207,7 +210,6 @@ class _Measuring(Noting):
         super().__init__(executor)
         self.loads: list[tuple[int, ...]] = []
         self.moves: list[list[BlockMove]] = []
-        self.num_grid_steps = 0
         self._grid_step = grid_step
 
     def execute(self, plan: StepPlan, max_steps: int) -> StepResult:
@@ -215,12 +217,8 @@ class _Measuring(Noting):
         self.moves.append(list(plan.moves))
         result = super().execute(plan, max_steps)
         if len(self.loads) % GRID_EVERY == 0:
-            self.step_of_grid()
+            self._grid_step()
         return result
-
-    def step_of_grid(self) -> None:
-        self.num_grid_steps += 1
-        self._grid_step()
 
 
 def _limits(experiment: Experiment) -> Limits:
