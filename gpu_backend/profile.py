@@ -87,7 +87,7 @@ def grid(limits: Limits, generator: np.random.Generator) -> list[Point]:
         for low, high in ((1 / 16, 1 / 4), (1 / 2, 1)):
             points.append(Point(size, max(int(generator.uniform(low, high) * most), 1)))
     budget = limits.max_num_batched_tokens
-    edges = spread(min(4, budget), budget, 2)
+    edges = spread(1, budget, 2)
 
     def chunks_of(num_tokens: int) -> list[tuple[Chunk, ...]]:
         """In as few prompts as may be; if one, also late; from 32 on, in four times as many."""
@@ -208,19 +208,23 @@ def fit(trials: list[list[Measured]], limits: Limits) -> tuple[TableStepTime, li
     """A step time for all trials, and how much slower than it the machine was in each.
 
     The step time's errors, relative to itself, squared and summed, are least, and no coefficient is
-    below 0. Its table has an entry for every batch size of the grid, then two an octave up to the
-    largest step measured.
+    below 0. Decodes alone have an entry for every batch size of the grid, steps with prompts two
+    an octave up to the largest measured.
     """
     rows = np.array([one for trial in trials for one in trial], np.float64)
     trial_of = np.repeat(np.arange(len(trials)), [len(trial) for trial in trials])
     prompt, seqs, context, chunks, pairs, times = rows.T
-    tokens = prompt + seqs - chunks
-    last = int(tokens.max())
-    entries = entries_of(min(limits.max_num_seqs, limits.num_blocks, last))
-    entries += [n for n in spread(1, last, 2) if n > entries[-1]]
-    if len(entries) == 1:
-        entries.append(2)
-    columns = [_weights(tokens, entries), seqs, context, chunks, pairs, chunks > 0]
+    tokens, has_prompts = prompt + seqs - chunks, chunks > 0
+    sizes = entries_of(min(limits.max_num_seqs, limits.num_blocks))
+    totals = spread(1, int(tokens.max()), 2)
+    columns = [
+        _weights(tokens, sizes) * ~has_prompts[:, None],
+        _weights(tokens, totals) * has_prompts[:, None],
+        seqs,
+        context,
+        chunks,
+        pairs,
+    ]
     features = np.column_stack(columns)
     slowness, told = np.ones(len(trials)), times
     for _ in range(REWEIGHTED):
@@ -230,27 +234,37 @@ def fit(trials: list[list[Measured]], limits: Limits) -> tuple[TableStepTime, li
         told = features @ solved
         # the mean of ratios: in sums the few longest steps would count most
         slowness = np.bincount(trial_of, times / told) / np.bincount(trial_of)
-    table, rest = solved[: len(entries)], solved[len(entries) :].tolist()
-    per_seq, per_context, per_chunk, per_pair, prompt_step = rest
+    ms, prompt_ms, rest = np.split(solved, [len(sizes), len(sizes) + len(totals)])
+    per_seq, per_context, per_chunk, per_pair = rest.tolist()
     step_time = TableStepTime(
         kind="table",
-        tokens=entries,
-        ms=[_ms(entry) for entry in table.tolist()],
+        **_table("", sizes, ms),
+        **_table("prompt_", totals, prompt_ms),
         per_seq_ms=_ms(per_seq),
         per_context_token_us=_us(per_context),
         per_chunk_ms=_ms(per_chunk),
         per_pair_us=_us(per_pair),
-        prompt_step_ms=_ms(prompt_step),
     )
     return step_time, slowness.tolist()
 
 
+def _table(prefix: str, entries: list[int], solved: np.ndarray) -> dict[str, list]:
+    """Two entries at least."""
+    ms = [_ms(entry) for entry in solved.tolist()]
+    if len(entries) == 1:
+        entries, ms = [*entries, entries[0] + 1], ms * 2
+    return {f"{prefix}tokens": entries, f"{prefix}ms": ms}
+
+
 def slowed(step_time: TableStepTime, slowness: float) -> TableStepTime:
     """Every time in it that much longer."""
-    times = step_time.model_dump(exclude={"kind", "tokens", "ms"})
-    longer = {name: round(value * slowness, 9) for name, value in times.items()}
-    table = [round(entry * slowness, 9) for entry in step_time.ms]
-    return step_time.model_copy(update=longer | {"ms": table})
+    longer = {}
+    for name, value in step_time.model_dump().items():
+        if isinstance(value, float):
+            longer[name] = round(value * slowness, 9)
+        elif name in ("ms", "prompt_ms"):
+            longer[name] = [round(entry * slowness, 9) for entry in value]
+    return step_time.model_copy(update=longer)
 
 
 def _ms(ns: float) -> float:

@@ -302,7 +302,10 @@ def test_a_radix_tree_without_prefix_caching_is_an_error_beside_all_others(write
     ]
 
 
-TABLE = "{kind: table, tokens: %s, ms: %s, per_seq_ms: 0, per_context_token_us: 0, per_chunk_ms: 0}"
+TABLE = (
+    "{kind: table, tokens: %s, ms: %s, prompt_tokens: [1, 2], prompt_ms: [1, 2], per_seq_ms: 0, "
+    "per_context_token_us: 0, per_chunk_ms: 0}"
+)
 LINEAR_KEYS = (
     "kind, base_ms, per_seq_ms, per_context_token_us, per_prompt_token_ms, prompt_step_ms, "
     "swap_in_block_us, swap_out_block_us, copy_block_us"
@@ -316,6 +319,13 @@ LINEAR_KEYS = (
         (TABLE.replace("}", ", per_pair_us: 0}") % ("[2, 4]", "[1, 2]"), "must begin with 1"),
         (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4, 4]", "[1, 2, 3]"), "must begin with 1"),
         (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4]", "[1, 2, 3]"), "2 tokens and 3 ms"),
+        (
+            TABLE.replace("[1, 2], prompt_ms", "[1, 1], prompt_ms").replace(
+                "}", ", per_pair_us: 0}"
+            )
+            % ("[1, 4]", "[1, 2]"),
+            "prompt_tokens must begin with 1",
+        ),
         ("{kind: tabel}", "step_time.kind: 'tabel' is not one of linear, table"),
         ("{base_ms: 1}", f"step_time.per_seq_ms: is missing; the keys here are {LINEAR_KEYS}"),
         ("7", "engine.step_time: a mapping with a `kind` is needed, not 7"),

@@ -8,11 +8,12 @@ from kvsim.latency.model import Linear, Tabulated
 TABLE = Tabulated(
     [1, 2, 4, 16],
     [6.0, 10.0, 9.0, 15.0],
+    [1, 8, 10, 40],
+    [7.0, 14.0, 13.0, 28.0],
     per_seq_ms=0.3,
     per_context_token_us=0.4001,
     per_chunk_ms=0.8,
     per_pair_us=0.12,
-    prompt_step_ms=0.05,
     copy_block_us=2.5,
 )
 
@@ -24,8 +25,8 @@ TABLE = Tabulated(
         ((0, 3, 0, 0, 0), 9.5 + 0.9),
         ((0, 2, 1000, 0, 0), 10.0 + 0.6 + 0.4001),
         ((0, 22, 0, 0, 0), 18.0 + 6.6),  # on from the last two entries
-        ((9, 1, 0, 1, 45), 11.5 + 0.3 + 0.05 + 0.8 + 0.0054),
-        ((8, 4, 300, 2, 20), 12.0 + 1.2 + 0.12003 + 0.05 + 1.6 + 0.0024),
+        ((9, 1, 0, 1, 45), 13.5 + 0.3 + 0.8 + 0.0054),
+        ((8, 4, 300, 2, 20), 13.0 + 1.2 + 0.12003 + 1.6 + 0.0024),
         ((0, 0, 0, 0, 0), 1e-6),  # nothing computed still takes a nanosecond
     ],
 )
@@ -51,5 +52,5 @@ def test_a_jump_takes_what_its_steps_take(model):
 
 
 def test_a_table_that_falls_off_its_end_takes_a_nanosecond():
-    falling = Tabulated([1, 2], [2.0, 1.0], 0, 0, 0, 0)
+    falling = Tabulated([1, 2], [2.0, 1.0], [1, 2], [1.0, 1.0], 0, 0, 0, 0)
     assert falling.step_ns(0, 9, 0, 0, 0, 9, 2) == [1, 1]

@@ -15,6 +15,8 @@ Milliseconds = Annotated[float, Field(gt=0, le=1e12)]
 
 
 PerStep = Annotated[float, Field(ge=0, le=1e6)]
+TableTokens = Annotated[list[PositiveInt], Field(min_length=2, max_length=1000)]
+TableMs = Annotated[list[PerStep], Field(min_length=2, max_length=1000)]
 
 
 class LinearStepTime(Model):
@@ -34,30 +36,37 @@ class LinearStepTime(Model):
 
 
 class TableStepTime(Model):
-    """The entry of `ms` at the step's number of `tokens` (decodes and prompts together), straight
-    lines between entries and on from the last two; + per_seq * sequences + per_context_token *
-    context tokens of its decodes + prompt_step (if the step has prompt tokens) + per_chunk * chunks
-    of prompts + per_pair * pairs of a prompt token and a token that it attends to; and blocks
-    moved, as in linear. `python -m gpu_backend compare` fits it."""
+    """For a step of decodes alone the entry of `ms` at their number in `tokens`; for one with
+    prompts the entry of `prompt_ms` at the number of all its tokens in `prompt_tokens`; straight
+    lines between entries and on from the last two. Then + per_seq * sequences + per_context_token
+    * context tokens of its decodes + per_chunk * chunks of prompts + per_pair * pairs of a prompt
+    token and a token that it attends to; and blocks moved, as in linear. `python -m gpu_backend
+    compare` fits it."""
 
     kind: Literal["table"]
-    tokens: Annotated[list[PositiveInt], Field(min_length=2, max_length=1000)]
-    ms: Annotated[list[PerStep], Field(min_length=2, max_length=1000)]
+    tokens: TableTokens
+    ms: TableMs
+    prompt_tokens: TableTokens
+    prompt_ms: TableMs
     per_seq_ms: PerStep
     per_context_token_us: PerStep
     per_chunk_ms: PerStep
     per_pair_us: PerStep
-    prompt_step_ms: PerStep = 0.0
     swap_in_block_us: PerStep = 0.0
     swap_out_block_us: PerStep = 0.0
     copy_block_us: PerStep = 0.0
 
     @model_validator(mode="after")
     def _tokens_rise_from_one(self) -> TableStepTime:
-        if self.tokens[0] != 1 or any(b <= a for a, b in pairwise(self.tokens)):
-            raise ValueError("tokens must begin with 1, and each later one must be above the last")
-        if len(self.tokens) != len(self.ms):
-            raise ValueError(f"{len(self.tokens)} tokens and {len(self.ms)} ms: must be as many")
+        for prefix in ("", "prompt_"):
+            tokens, ms = getattr(self, f"{prefix}tokens"), getattr(self, f"{prefix}ms")
+            if tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
+                raise ValueError(
+                    f"{prefix}tokens must begin with 1, and each later one must be above the last"
+                )
+            if len(tokens) != len(ms):
+                raise ValueError(f"{len(tokens)} {prefix}tokens and {len(ms)} {prefix}ms: must be "
+                                 "as many")  # fmt: skip
         return self
 
 

@@ -83,36 +83,38 @@ class Linear:
 
 
 class Tabulated:
-    """A table of times by the tokens that a step computes, decodes and prompts together, straight
-    lines between its entries and on from its last two; + per_seq * sequences + per_context_token *
-    context of the decodes + prompt_step (if any prompt) + per_chunk * chunks of prompts + per_pair
-    * pairs of a prompt token and one that it attends to; and blocks moved, as in Linear.
+    """A table of times by the tokens that a step computes: one for steps of decodes alone, one for
+    steps with prompts, decodes and prompts counted together; straight lines between entries and on
+    from the last two. Then + per_seq * sequences + per_context_token * context of the decodes +
+    per_chunk * chunks of prompts + per_pair * pairs of a prompt token and one that it attends to;
+    and blocks moved, as in Linear.
 
-    The table is what linear layers cost: they choose other kernels at other sizes, and are neither
-    linear nor always rising. The rest is attention, which goes sequence by sequence. `tokens` rise
-    from 1. Whole picoseconds and rounding as in Linear. Not modelled: attention whose cost depends
-    on how a step's context is spread over its sequences, moves that overlap.
+    The tables are what linear layers cost: they choose other kernels at other sizes, and are
+    neither linear nor always rising; and on a GPU decodes alone may be launched as a graph. The
+    rest is attention, which goes sequence by sequence. Tokens rise from 1 in both. Whole
+    picoseconds and rounding as in Linear. Not modelled: attention whose cost depends on how a
+    step's context is spread over its sequences, moves that overlap.
     """
 
     def __init__(
         self,
         tokens: list[int],
         ms: list[float],
+        prompt_tokens: list[int],
+        prompt_ms: list[float],
         per_seq_ms: float,
         per_context_token_us: float,
         per_chunk_ms: float,
         per_pair_us: float,
-        prompt_step_ms: float = 0.0,
         *,
         swap_in_block_us: float = 0.0,
         swap_out_block_us: float = 0.0,
         copy_block_us: float = 0.0,
     ) -> None:
-        self._tokens = tokens
-        self._table_ps = [round(entry * PS_PER_MS) for entry in ms]
+        self._decodes = tokens, [round(entry * PS_PER_MS) for entry in ms]
+        self._prompts = prompt_tokens, [round(entry * PS_PER_MS) for entry in prompt_ms]
         self._per_seq_ps = round(per_seq_ms * PS_PER_MS)
         self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
-        self._prompt_step_ps = round(prompt_step_ms * PS_PER_MS)
         self._per_chunk_ps = round(per_chunk_ms * PS_PER_MS)
         self._per_pair_ps = round(per_pair_us * PS_PER_US)
         self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
@@ -131,22 +133,21 @@ class Tabulated:
         slope = self._per_context_token_ps
         first = self._per_seq_ps * num_seqs + slope * context + PS_PER_NS // 2
         if num_chunks:
-            first += self._prompt_step_ps + self._per_chunk_ps * num_chunks
-            first += self._per_pair_ps * num_pairs
-        first += self._looked_up(num_prompt_tokens + num_seqs - num_chunks)
+            first += self._per_chunk_ps * num_chunks + self._per_pair_ps * num_pairs
+            first += _looked_up(*self._prompts, num_prompt_tokens + num_seqs - num_chunks)
+        elif num_seqs:  # or else it only moves blocks
+            first += _looked_up(*self._decodes, num_seqs)
         if num_steps == 1 and moves:
             first += sum(self._block_ps[move.kind] for move in moves)
         rise = slope * num_decodes
         return [max((first + rise * n) // PS_PER_NS, 1) for n in range(num_steps)]
 
-    def _looked_up(self, num_tokens: int) -> int:
-        tokens, table = self._tokens, self._table_ps
-        if not num_tokens:  # a step that only moves blocks
-            return 0
-        place = min(bisect_right(tokens, num_tokens), len(tokens) - 1)
-        low, high = tokens[place - 1], tokens[place]
-        rise = (table[place] - table[place - 1]) * (num_tokens - low)
-        return table[place - 1] + rise // (high - low)
+
+def _looked_up(tokens: list[int], table_ps: list[int], num_tokens: int) -> int:
+    place = min(bisect_right(tokens, num_tokens), len(tokens) - 1)
+    low, high = tokens[place - 1], tokens[place]
+    rise = (table_ps[place] - table_ps[place - 1]) * (num_tokens - low)
+    return table_ps[place - 1] + rise // (high - low)
 
 
 def _block_ps(swap_in_us: float, swap_out_us: float, copy_us: float) -> dict[str, int]:
