@@ -143,7 +143,7 @@ def prefill_tile(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, arch:
     if head_dim > 128:
         return Tile(128 if kv_dtype == dtype else 64, 32, 8, 2)
     if kv_dtype != dtype and arch >= 100:
-        return Tile(64, 32, 8, 2)
+        return Tile(32, 32, 4, 2) if head_dim > 96 else Tile(64, 32, 8, 2)
     return Tile(128, 64, 8, 2)
 
 
