@@ -22,6 +22,7 @@ from kvsim.engine.plan import Executor
 from kvsim.engine.rules import LATEST, RULES, Admission, Rules
 from kvsim.errors import UserError
 from kvsim.latency.model import LatencyModel, Linear, Tabulated
+from kvsim.latency.roofline import Roofline
 from kvsim.sim.beams import BeamSurvival
 from kvsim.sim.executor import SimulatedExecutor
 from kvsim.sim.feed import Route, least_outstanding, round_robin
@@ -62,6 +63,9 @@ def build_engine(
 
 
 def build_latency(config: models.StepTime) -> LatencyModel:
+    if config.kind == "roofline":
+        moves = {"swap_in_block_us", "swap_out_block_us", "copy_block_us"}
+        return Roofline(config.machine(), **config.model_dump(include=moves))
     model = {"linear": Linear, "table": Tabulated}[config.kind]
     return model(**config.model_dump(exclude={"kind"}))
 

@@ -9,6 +9,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from kvsim.config.base import Model, PositiveInt, Share
 from kvsim.config.workloads import SyntheticWorkload, TraceWorkload
+from kvsim.errors import ConfigError
+from kvsim.latency.catalog import find_device, find_engine_costs, find_kernels, with_constants
+from kvsim.latency.demand import operators
+from kvsim.latency.roofline import EngineCosts, Machine
+from kvsim.memory.catalog import find_model
+from kvsim.memory.weights import Parallel, check_parallel
 
 DEFAULT_KIND = "linear"  # of a step time, the one choice whose kind may be left out
 Milliseconds = Annotated[float, Field(gt=0, le=1e12)]
@@ -70,6 +76,51 @@ class TableStepTime(Model):
         return self
 
 
+class RooflineStepTime(Model):
+    """A roofline of every operator of the model, with fixed costs of a layer and a step, from the
+    constants of the GPU and the engine that are built in (kvsim/catalog/step_time.yaml), with those
+    of `constants` in their place, as `kvsim fit` writes them; and blocks moved, as in linear."""
+
+    kind: Literal["roofline"]
+    model: Annotated[str, Field(description="name in the catalogue, as Llama-3.1-8B")]
+    gpu: str
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    quantization: Annotated[
+        str | None, Field(description="format of the weights, as fp8; as published unless set")
+    ] = None
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    engine: Annotated[
+        str | None, Field(description="engine costs over the kernels', as vllm-0.12.0/h100/bf16")
+    ] = None
+    constants: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict)
+    swap_in_block_us: PerStep = 0.0
+    swap_out_block_us: PerStep = 0.0
+    copy_block_us: PerStep = 0.0
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> RooflineStepTime:
+        try:
+            self.machine()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def machine(self) -> Machine:
+        """Raises ConfigError."""
+        shape = find_model(self.model, self.quantization)
+        check_parallel(shape, Parallel(self.tensor_parallel_size))
+        kv_bytes = 1 if self.kv_cache_dtype == "fp8" else 2
+        return Machine(
+            operators(shape, self.tensor_parallel_size, kv_bytes=kv_bytes),
+            find_device(self.gpu),
+            *with_constants(
+                find_kernels(self.gpu),
+                find_engine_costs(self.engine) if self.engine else EngineCosts(),
+                self.constants,
+            ),
+        )
+
+
 def _kind_of(value: Any) -> str | None:
     """A step time that says nothing of its kind is linear."""
     if isinstance(value, dict):
@@ -78,7 +129,9 @@ def _kind_of(value: Any) -> str | None:
 
 
 StepTime = Annotated[
-    Annotated[LinearStepTime, Tag("linear")] | Annotated[TableStepTime, Tag("table")],
+    Annotated[LinearStepTime, Tag("linear")]
+    | Annotated[TableStepTime, Tag("table")]
+    | Annotated[RooflineStepTime, Tag("roofline")],
     Discriminator(_kind_of),
 ]
 

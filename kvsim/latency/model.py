@@ -55,7 +55,7 @@ class Linear:
         self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
         self._per_prompt_token_ps = round(per_prompt_token_ms * PS_PER_MS)
         self._prompt_step_ps = round(prompt_step_ms * PS_PER_MS)
-        self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
+        self._block_ps = block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
 
     def step_ns(
         self,
@@ -117,7 +117,7 @@ class Tabulated:
         self._per_context_token_ps = round(per_context_token_us * PS_PER_US)
         self._per_chunk_ps = round(per_chunk_ms * PS_PER_MS)
         self._per_pair_ps = round(per_pair_us * PS_PER_US)
-        self._block_ps = _block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
+        self._block_ps = block_ps(swap_in_block_us, swap_out_block_us, copy_block_us)
 
     def step_ns(
         self,
@@ -150,7 +150,7 @@ def _looked_up(tokens: list[int], table_ps: list[int], num_tokens: int) -> int:
     return table_ps[place - 1] + rise // (high - low)
 
 
-def _block_ps(swap_in_us: float, swap_out_us: float, copy_us: float) -> dict[str, int]:
+def block_ps(swap_in_us: float, swap_out_us: float, copy_us: float) -> dict[str, int]:
     """Picoseconds for a block moved, by kind of move."""
     times = {SWAP_IN: swap_in_us, SWAP_OUT: swap_out_us, COPY: copy_us}
     return {kind: round(us * PS_PER_US) for kind, us in times.items()}
