@@ -1,5 +1,5 @@
-"""The command line: `kvsim run`, `compare`, `plot`, `validate`, `init`, `schema`,
-`trace`. Heavy imports stand inside the commands, so that `--help` is quick."""
+"""The command line: `kvsim run`, `compare`, `plan`, `doctor`, `fit`, `plot`, `validate`, `init`,
+`schema`, `trace`. Heavy imports stand inside the commands, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-from kvsim import __version__
+from kvsim import __version__, cli_plan
 from kvsim.errors import UserError
 from kvsim.study import definitions
 
@@ -36,6 +36,7 @@ trace_app = typer.Typer(
     help="Look at, convert and make trace files.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(trace_app, name="trace")
+cli_plan.add_to(app)
 
 File = Annotated[Path, typer.Argument(help="experiment file (YAML)", metavar="FILE")]
 Sets = Annotated[
@@ -173,6 +174,58 @@ def schema() -> None:
     from kvsim.config.models import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+@app.command()
+def fit(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="CSV of steps, kernels or serving runs; an operator profile (folder GPU/MODEL); "
+            "or a result of vllm bench serve (JSON)",
+        ),
+    ],
+    tests: Annotated[
+        list[Path] | None,
+        typer.Option("--test", metavar="FILE", help="rows to predict only; again for more"),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="of rows that do not say")] = None,
+    model: Annotated[str | None, typer.Option(help="of rows that do not say")] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tp", min=1, help="of rows that do not say")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="of rows that do not say")] = None,
+    dtype: Annotated[str | None, typer.Option(help="of weights, where rows do not say")] = None,
+    keep_kernels: Annotated[
+        bool,
+        typer.Option("--keep-kernels", help="fit the engine's costs over the built-in kernels"),
+    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="YAML to write")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Fit the step-time model's constants to measurements, and say how well they hold.
+
+    Prints median / 95th percentile of absolute errors in %: of the rows fitted, of rows held out,
+    and of whole (model, TP) held out. -o writes the constants, which go under
+    engine.step_time.constants (kind: roofline) of an experiment.
+    """
+    from kvsim.fit import Given, as_yaml, calibrate, held_out, read_observed, table, test_table
+
+    if out is not None:
+        _refuse_existing(out, overwrite)
+    given = Given(gpu, model, tensor, engine, dtype)
+    sets = read_observed(files, given)
+    unseen = read_observed(tests, given) if tests else []
+    fits = [calibrate(one, keep_kernels=keep_kernels) for one in sets]
+    held = [held_out(one, keep_kernels=keep_kernels) for one in sets]
+    _print_lines(table(fits, held))
+    if unseen:
+        print()
+        _print_lines(test_table(fits, unseen, keep_kernels=keep_kernels))
+    if out is not None:
+        _write_text(out, as_yaml(fits, held, [file.name for file in files]))
+        print(f"{out}: written")
 
 
 @app.command()
@@ -363,6 +416,17 @@ def _say_charts_failed(target: Path, fault: UserError | None) -> None:
     if fault is not None:
         reason = str(fault).split(": ", 1)[-1]
         raise UserError(f"{target}: its tables are complete, its charts are not: {reason}")
+
+
+def _print_lines(lines: list[tuple[str, ...]]) -> None:
+    """A table whose first two columns are text and the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
 
 
 def _print_json(value: object) -> None:

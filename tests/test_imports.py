@@ -17,13 +17,17 @@ ENGINE_TYPES = ("kvsim.engine.request", "kvsim.engine.plan")
 # package -> what its modules may import beside the standard library, numpy and their own package
 ALLOWED = {
     "kvsim.engine": (),
-    "kvsim.latency": (*ENGINE_TYPES, "kvsim.errors"),
+    "kvsim.latency": (*ENGINE_TYPES, "kvsim.memory", "kvsim.errors", "yaml"),
     "kvsim.workload": (*ENGINE_TYPES, "kvsim.errors"),
+    "kvsim.memory": ("kvsim.errors", "pydantic", "yaml"),
+    "kvsim.fit": ("kvsim.latency", "kvsim.memory", "kvsim.errors", "yaml"),
     "kvsim.sim": ("kvsim.engine", "kvsim.workload", "kvsim.latency", "kvsim.errors", "simpy"),
 }
 # inside functions only: most runs need neither, and they take long to load
 LAZY = {"kvsim.workload.traces": ("pyarrow", "pandas", "tiktoken", "tokenizers")}
-LAYERS = ("engine", "latency", "workload", "sim", "config", "study", "cli")
+LAYERS = (
+    "engine", "memory", "latency", "workload", "sim", "config", "plan", "fit", "study", "cli",
+)  # fmt: skip
 
 
 def name_of(path: Path) -> str:
