@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_backend.kernels.combine_splits import DecodeScratch, check_scratch, combine_splits
 from gpu_backend.kernels.layout import (
+    arch,
     check_kv,
     check_tables,
     check_touching,
@@ -199,7 +200,13 @@ def contiguous_decode_attention(
 
 
 def decode_tile(
-    dtype: torch.dtype, kv_dtype: torch.dtype, share: int, head_dim: int, *, is_paged: bool
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    share: int,
+    head_dim: int,
+    arch: int,
+    *,
+    is_paged: bool,
 ) -> Tile:
     """Rows are the share of heads that read one KV head, padded to what a dot takes; the rest is
     the largest tried that spills nowhere. float32 multiplies without tensor cores, from registers,
@@ -215,7 +222,7 @@ def decode_tile(
     stages = 2 if padded > 16 else 5 if is_paged else 3
     if head_dim > 128:
         return Tile(min(padded, 32), 32, 4, stages)
-    return Tile(min(padded, 64), 64, 4, stages)
+    return Tile(min(padded, 32 if arch >= 100 and head_dim > 64 else 64), 64, 4, stages)
 
 
 def _decode(
@@ -257,7 +264,7 @@ def _decode(
         return out
     num_splits = 1 if scratch is None else scratch.log_total.shape[2]
     share = num_heads // num_kv_heads
-    tile = decode_tile(q.dtype, kv.dtype, share, head_dim, is_paged=is_paged)
+    tile = decode_tile(q.dtype, kv.dtype, share, head_dim, arch(), is_paged=is_paged)
     head_dim_pad = next_power_of_2(head_dim)
     partial, log_total = scratch if num_splits > 1 else (out, out)
     # heads first: programs that start together read what lies together, all heads of a token
