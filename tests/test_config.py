@@ -317,14 +317,17 @@ LINEAR_KEYS = (
     [
         (TABLE % ("[1, 2]", "[1.0, 2.0]"), "engine.step_time.per_pair_us: is missing"),
         (TABLE.replace("}", ", per_pair_us: 0}") % ("[2, 4]", "[1, 2]"), "must begin with 1"),
-        (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4, 4]", "[1, 2, 3]"), "must begin with 1"),
+        (
+            TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4, 4]", "[1, 2, 3]"),
+            "must rise: 4 comes after 4",
+        ),
         (TABLE.replace("}", ", per_pair_us: 0}") % ("[1, 4]", "[1, 2, 3]"), "2 tokens and 3 ms"),
         (
             TABLE.replace("[1, 2], prompt_ms", "[1, 1], prompt_ms").replace(
                 "}", ", per_pair_us: 0}"
             )
             % ("[1, 4]", "[1, 2]"),
-            "prompt_tokens must begin with 1",
+            "prompt_tokens must rise: 1 comes after 1",
         ),
         ("{kind: tabel}", "step_time.kind: 'tabel' is not one of linear, table"),
         ("{base_ms: 1}", f"step_time.per_seq_ms: is missing; the keys here are {LINEAR_KEYS}"),

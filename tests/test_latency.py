@@ -51,6 +51,9 @@ def test_a_jump_takes_what_its_steps_take(model):
     assert len(set(singly)) > 10
 
 
-def test_a_table_that_falls_off_its_end_takes_a_nanosecond():
-    falling = Tabulated([1, 2], [2.0, 1.0], [1, 2], [1.0, 1.0], 0, 0, 0, 0)
-    assert falling.step_ns(0, 9, 0, 0, 0, 9, 2) == [1, 1]
+def test_a_table_whose_last_entry_is_lower_falls_no_further():
+    falling = Tabulated([1, 2], [2.0, 1.0], [1, 4], [3.0, 1.5], 0, 0, 0, 0)
+    assert falling.step_ns(0, 2, 0, 0, 0, 2, 1) == [1_000_000]
+    assert falling.step_ns(0, 9, 0, 0, 0, 9, 2) == [1_000_000, 1_000_000]
+    assert falling.step_ns(3, 1, 0, 1, 6, 0, 1) == [2_000_000]  # between entries it may fall
+    assert falling.step_ns(90, 1, 0, 1, 9, 0, 1) == [1_500_000]

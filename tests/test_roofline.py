@@ -147,9 +147,12 @@ def test_a_mixed_step_is_the_formula_in_nanoseconds():
         ({"model": "llama-9b"}, "not in the catalogue"),
         ({"constants": {"layer": 1.0}}, "nearest is 'layer_us'"),
         ({"engine": "vllm"}, "is not known"),
-        ({"tensor_parallel_size": 3}, "does not divide"),
+        ({"tensor_parallel_size": 3}, "does not divide .*; tensor parallel 3 does not go with"),
+        ({"constants": {"gemm_compute": 0.0}}, "constants.gemm_compute: 0 must be at least 1e-06"),
+        ({"constants": {"attention_memory": 1e-320}}, "constants.attention_memory"),
+        ({"constants": {"slowdown": 0.0}}, "constants.slowdown: 0 must be at least"),
     ],
 )
-def test_a_name_that_is_not_known_is_refused(wrong, text):
+def test_a_name_that_is_not_known_or_a_share_of_nothing_is_refused(wrong, text):
     with pytest.raises(ValueError, match=text):
         RooflineStepTime(**{"kind": "roofline", "model": "llama-3-8b", "gpu": "h100", **wrong})

@@ -44,10 +44,10 @@ class LinearStepTime(Model):
 class TableStepTime(Model):
     """For a step of decodes alone the entry of `ms` at their number in `tokens`; for one with
     prompts the entry of `prompt_ms` at the number of all its tokens in `prompt_tokens`; straight
-    lines between entries and on from the last two. Then + per_seq * sequences + per_context_token
-    * context tokens of its decodes + per_chunk * chunks of prompts + per_pair * pairs of a prompt
-    token and a token that it attends to; and blocks moved, as in linear. `python -m gpu_backend
-    compare` fits it."""
+    lines between entries and on from the last two, but no lower than the last. Then + per_seq *
+    sequences + per_context_token * context tokens of its decodes + per_chunk * chunks of prompts
+    + per_pair * pairs of a prompt token and a token that it attends to; and blocks moved, as in
+    linear. `python -m gpu_backend compare` fits it."""
 
     kind: Literal["table"]
     tokens: TableTokens
@@ -66,10 +66,11 @@ class TableStepTime(Model):
     def _tokens_rise_from_one(self) -> TableStepTime:
         for prefix in ("", "prompt_"):
             tokens, ms = getattr(self, f"{prefix}tokens"), getattr(self, f"{prefix}ms")
-            if tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
-                raise ValueError(
-                    f"{prefix}tokens must begin with 1, and each later one must be above the last"
-                )
+            if tokens[0] != 1:
+                raise ValueError(f"{prefix}tokens must begin with 1, not {tokens[0]}")
+            if fallen := [(a, b) for a, b in pairwise(tokens) if b <= a]:
+                a, b = fallen[0]
+                raise ValueError(f"{prefix}tokens must rise: {b} comes after {a}")
             if len(tokens) != len(ms):
                 raise ValueError(f"{len(tokens)} {prefix}tokens and {len(ms)} {prefix}ms: must be "
                                  "as many")  # fmt: skip
@@ -102,7 +103,7 @@ class RooflineStepTime(Model):
         try:
             self.machine()
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError("; ".join(error.faults)) from None
         return self
 
     def machine(self) -> Machine:

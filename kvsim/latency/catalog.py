@@ -16,6 +16,11 @@ from kvsim.latency.roofline import Device, EngineCosts, Kernels
 
 KERNEL_NAMES = tuple(field.name for field in fields(Kernels))
 ENGINE_NAMES = tuple(field.name for field in fields(EngineCosts))
+FACTORS = (
+    "gemm_compute", "gemm_memory", "attention_memory", "attention_compute", "link_share",
+    "fp8_compute", "fp8_memory", "fp8_attention_memory", "slowdown",
+)  # fmt: skip
+LEAST_FACTOR = 1e-6  # times are divided by shares of the data sheet, and all multiplied by slowdown
 
 
 def find_device(gpu: str) -> Device:
@@ -47,11 +52,16 @@ def find_engine_costs(name: str) -> EngineCosts:
 def with_constants(
     kernels: Kernels, engine: EngineCosts, constants: dict[str, float]
 ) -> tuple[Kernels, EngineCosts]:
-    """Both with the named constants in the place of theirs. ConfigError on an unknown name."""
+    """Both with the named constants in the place of theirs. ConfigError on an unknown name, and on
+    a factor that is next to nothing."""
     known = (*KERNEL_NAMES, *ENGINE_NAMES)
     if unknown := [name for name in constants if name not in known]:
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.0)[0]
         raise ConfigError([f"constants: {unknown[0]!r} is none; nearest is {near!r}"])
+    if low := [name for name in FACTORS if constants.get(name, 1.0) < LEAST_FACTOR]:
+        raise ConfigError(
+            [f"constants.{n}: {constants[n]:g} must be at least {LEAST_FACTOR:g}" for n in low]
+        )
     kept = {name: value for name, value in constants.items() if name in KERNEL_NAMES}
     rest = {name: value for name, value in constants.items() if name in ENGINE_NAMES}
     return replace(kernels, **kept), replace(engine, **rest)

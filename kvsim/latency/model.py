@@ -85,9 +85,9 @@ class Linear:
 class Tabulated:
     """A table of times by the tokens that a step computes: one for steps of decodes alone, one for
     steps with prompts, decodes and prompts counted together; straight lines between entries and on
-    from the last two. Then + per_seq * sequences + per_context_token * context of the decodes +
-    per_chunk * chunks of prompts + per_pair * pairs of a prompt token and one that it attends to;
-    and blocks moved, as in Linear.
+    from the last two, but no lower than the last. Then + per_seq * sequences + per_context_token *
+    context of the decodes + per_chunk * chunks of prompts + per_pair * pairs of a prompt token and
+    one that it attends to; and blocks moved, as in Linear.
 
     The tables are what linear layers cost: they choose other kernels at other sizes, and are
     neither linear nor always rising; and on a GPU decodes alone may be launched as a graph. The
@@ -146,8 +146,10 @@ class Tabulated:
 def _looked_up(tokens: list[int], table_ps: list[int], num_tokens: int) -> int:
     place = min(bisect_right(tokens, num_tokens), len(tokens) - 1)
     low, high = tokens[place - 1], tokens[place]
-    rise = (table_ps[place] - table_ps[place - 1]) * (num_tokens - low)
-    return table_ps[place - 1] + rise // (high - low)
+    rise = table_ps[place] - table_ps[place - 1]
+    if num_tokens > high and rise < 0:  # further down it would become a time below 0
+        return table_ps[place]
+    return table_ps[place - 1] + rise * (num_tokens - low) // (high - low)
 
 
 def block_ps(swap_in_us: float, swap_out_us: float, copy_us: float) -> dict[str, int]:
