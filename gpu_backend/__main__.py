@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import main
 from kvsim.errors import UserError
+
+LEAST_LOAD, MOST_LOAD = 1e-3, 100.0  # shares of the capacity that say anything
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -39,10 +42,11 @@ def compare(
     from gpu_backend.compare_files import write
     from gpu_backend.compare_tables import print_comparison
     from kvsim.config.loading import read_source
+    from kvsim.study.backends import read_options
     from kvsim.study.results import new_folder
 
     loads = _loads(rates)
-    options = dict(text.partition("=")[::2] for text in executor_sets or [])
+    options = read_options(executor_sets or [])
     source = read_source(file, sets or [])
     target = out or Path("results") / f"{file.stem}-real"
     with new_folder(target, overwrite=overwrite) as folder:
@@ -63,15 +67,13 @@ def _loads(text: str) -> list[float]:
         loads = [float(one) for one in text.split(",")]
     except ValueError:
         loads = []
-    if not loads or not all(0 < load <= 100 for load in loads):
-        raise UserError(f"--rates {text}: must be numbers above 0, separated by commas")
+    if not loads or not all(LEAST_LOAD <= load <= MOST_LOAD for load in loads):
+        raise UserError(
+            f"--rates {text}: must be numbers from {LEAST_LOAD:g} to {MOST_LOAD:g}, separated by "
+            "commas"
+        )
     return list(dict.fromkeys(loads))
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(1)
+    main(app)

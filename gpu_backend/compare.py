@@ -10,7 +10,7 @@ from gpu_backend.environment import environment
 from gpu_backend.trials import Bench, Say, Variant, at_rate
 from kvsim.config.loading import Source, load, points_of
 from kvsim.config.models import Experiment
-from kvsim.errors import UserError
+from kvsim.errors import ConfigError, TraceError, UserError
 
 
 class Comparison(NamedTuple):
@@ -34,31 +34,43 @@ def compare(
     """
     points = points_of(source)
     if any(at for _, at, _ in points):
-        raise UserError(f"{source.name}: sweep: rates are given by --rates here: leave it out")
+        text = "rates are given by --rates here: leave it out"
+        raise UserError(source.fault(("sweep",), text))
     for _, _, point in points:
-        _check(load(point), point)
-        load(at_rate(point, None, 0))
+        _check(experiment := load(point), point)
+        load(at_rate(point, None, experiment.seed + repeats - 1))
     found: dict[str, object] = {}
     variants = []
     for name, _, point in points:
-        bench = Bench(name or load(point).kv.policy.kind, point, options, say)
-        found = environment(bench.device)
-        variants.append(bench.run(loads, repeats))
+        try:
+            bench = Bench(name or load(point).kv.policy.kind, point, options, say)
+            found = environment(bench.device)
+            variants.append(bench.run(loads, repeats))
+        except (ConfigError, TraceError):  # name their file
+            raise
+        except UserError as error:
+            raise UserError(f"{source.name}: {error}") from None
         del bench  # its model and pools go before the next ones come
         gc.collect()
     return Comparison(found, variants)
 
 
 def _check(experiment: Experiment, source: Source) -> None:
-    if getattr(experiment.workload.arrivals, "kind", None) not in ("poisson", "gamma"):
-        raise UserError(
-            f"{source.name}: workload.arrivals: must be poisson or gamma, whose rate_per_s is set "
-            "to shares of the capacity"
+    faults = []
+    kind = getattr(experiment.workload.arrivals, "kind", None)
+    if kind not in ("poisson", "gamma"):
+        text = (
+            f"{kind or 'those of the trace'}: must be poisson or gamma, whose rate_per_s is set to "
+            "shares of the capacity"
         )
+        faults.append(source.fault(("workload", "arrivals"), text))
     if experiment.workload.beam is not None:
-        raise UserError(
-            f"{source.name}: workload.beam: which beams survive is drawn in a simulation and "
-            "scored by a model: they cannot be compared"
+        text = (
+            "which beams survive is drawn in a simulation and scored by a model: they cannot be "
+            "compared"
         )
-    if experiment.replicas.count > 1:
-        raise UserError(f"{source.name}: replicas.count: must be 1 to be compared")
+        faults.append(source.fault(("workload", "beam"), text))
+    if (count := experiment.replicas.count) > 1:
+        faults.append(source.fault(("replicas", "count"), f"{count}: must be 1 to be compared"))
+    if faults:
+        raise ConfigError(faults)

@@ -3,6 +3,7 @@ every step's time, predicted against measured."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +69,9 @@ def _rates(comparison: Comparison) -> Figure:
         left.set_ylim(0, None)
         _offered(left)
         low, high = right.dataLim.intervaly
-        right.set(yscale="log", ylim=(low / 1.25, high * 1.25))
-        log_ticks(right.yaxis, *right.get_ylim())
+        if math.isfinite(low):  # some rate has requests that finished both ways
+            right.set(yscale="log", ylim=(low / 1.25, high * 1.25))
+            log_ticks(right.yaxis, *right.get_ylim())
         if len(pools) > 1:
             blocks, size = pool
             left.set_title(f"pool of {blocks:,} x {size} tokens")

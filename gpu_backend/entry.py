@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -53,8 +54,10 @@ def prepare(
         chosen = Options(**options)
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors()[0]["loc"])
-        known = ", ".join(Options.model_fields)
-        raise UserError(f"--executor-set {key}: not one of {known}") from None
+        known = list(Options.model_fields)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+        text = f"not one of {', '.join(known)}; nearest is {near!r}"
+        raise UserError(f"--executor-set {key}: {text}") from None
     check_quotes(workload)
     kv, count = experiment.kv, experiment.replicas.count
     assert kv.num_blocks is not None and experiment.engine.max_model_len is not None

@@ -31,6 +31,8 @@ from kvsim.config.build import build_engine, build_latency, build_route, build_w
 from kvsim.config.loading import Source, load, set_at
 from kvsim.config.models import Experiment, TableStepTime
 from kvsim.engine.plan import BlockMove, StepPlan, StepResult, load_of
+from kvsim.errors import UserError
+from kvsim.sim.feed import Outcome
 from kvsim.sim.run import Engine, simulate
 from kvsim.study.metrics import Slo, summarize, window_of
 from kvsim.study.tables import Run, expand
@@ -149,6 +151,12 @@ class Bench:
 
         engine = build_engine(experiment, workload, make)
         run = _run(experiment, workload, engine)
+        if not (run.requests["outcome"] <= Outcome.LENGTH).any():
+            raise UserError(
+                f"{self._name}, seed {seed}: none of its {len(workload):,} requests is finished: "
+                "there is nothing to compare (too long for kv.num_blocks or engine.max_model_len, "
+                "or measure.stop_s too early?)"
+            )
         noted: _Measuring = measuring[0]
         while len(self._on_grid) < LEAST_ON_GRID:
             self._grid_step()

@@ -346,15 +346,9 @@ def _backend(name: str, sets: list[str]) -> Backend | None:
         if sets:
             raise UserError("--executor-set: the simulated executor has no options")
         return None
-    from kvsim.study.backends import find
+    from kvsim.study.backends import find, read_options
 
-    options = {}
-    for text in sets:
-        key, sign, value = text.partition("=")
-        if not sign:
-            raise UserError(f"--executor-set {text}: give it as KEY=VALUE")
-        options[key] = value
-    return find(name, options)
+    return find(name, read_options(sets))
 
 
 def _run_one(source: Source, show: _Show, backend: Backend | None) -> None:
@@ -452,15 +446,16 @@ def _write_text(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def main() -> None:
-    """Entry point: exit status 0 on success, 1 on a mistake in the input, 2 in the command line."""
+def main(commands: typer.Typer = app) -> None:
+    """Entry point, of the real backend's commands too: exit status 0 on success, 1 on a mistake in
+    the input, 2 in the command line."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by whoever started us
             stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        app()
+        commands()
     except UserError as error:
         _fail(*str(error).splitlines())
     except MemoryError:

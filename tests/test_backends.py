@@ -89,6 +89,14 @@ def test_an_executor_is_not_in_the_results_of_a_simulated_run(kvsim, tmp_path):
         (("--executor", "broken"), "--executor broken cannot be loaded: No module named"),
         (("--executor", "slow", "--executor-set", "x=1"), "slow knows base_ms alone"),
         (("--executor", "slow", "--executor-set", "x"), "--executor-set x: give it as KEY=VALUE"),
+        (
+            ("--executor", "slow", "--executor-set", "base_ms="),
+            "--executor-set base_ms=: give it as KEY=VALUE",
+        ),
+        (
+            ("--executor", "slow", "--set", "workload.arrivals={kind: poisson, rate_per_s: 1e-12}"),
+            "x.yaml: workload: arrival times reach",
+        ),
         (("--executor-set", "x=1"), "--executor-set: the simulated executor has no options"),
         (
             ("--executor", "slow", "--set", "sweep.kv.block_size=[8,16]"),

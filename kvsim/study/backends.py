@@ -44,6 +44,17 @@ class Backend(NamedTuple):
         return self.entry(experiment, workload, self.options)
 
 
+def read_options(texts: list[str]) -> dict[str, str]:
+    """What `--executor-set KEY=VALUE`, each time, asks for. Raises UserError."""
+    options = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not (sign and key and value):
+            raise UserError(f"--executor-set {text}: give it as KEY=VALUE")
+        options[key] = value
+    return options
+
+
 def find(name: str, options: dict[str, str]) -> Backend:
     """The backend of this name. Raises UserError."""
     known = entry_points(group=GROUP)

@@ -11,7 +11,7 @@ from kvsim import __version__
 from kvsim.config.build import build_engine, build_route, build_workload
 from kvsim.config.loading import Source, load, resolved_text
 from kvsim.config.models import KV, Experiment
-from kvsim.errors import UserError
+from kvsim.errors import TraceError, UserError
 from kvsim.sim.run import simulate
 from kvsim.study.metrics import Slo, summarize, window_of
 from kvsim.study.results import RUNS, Point, write_run
@@ -42,11 +42,11 @@ def run_point(
     """Simulate one experiment, or let a backend run its steps, and write its folder; returns its
     summary. Raises UserError."""
     experiment = load(source)
-    workload = build_workload(experiment, source.folder)
-    if not len(workload):
-        raise UserError(f"{source.name}: workload: no requests")
     stop_s = experiment.measure.stop_s
     try:
+        workload = build_workload(experiment, source.folder)
+        if not len(workload):
+            raise UserError("workload: no requests")
         make_executor = None if backend is None else backend.prepare(experiment, workload)
         log = simulate(
             workload,
@@ -56,6 +56,8 @@ def run_point(
             stop_ns=None if stop_s is None else round(stop_s * 1e9),
             on_progress=on_progress,
         )
+    except TraceError:  # names the trace
+        raise
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from None
     measure = experiment.measure

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -237,7 +241,7 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
     ("change", "rates", "said"),
     [
         ("workload.arrivals={kind: all_at_once}", "1", "must be poisson or gamma"),
-        ("replicas.count=2", "1", "replicas.count: must be 1"),
+        ("replicas.count=2", "1", "replicas.count: 2: must be 1"),
         ("sweep={seed: [1, 2]}", "1", "sweep: rates are given by --rates"),
         (
             "workload={kind: synthetic, duration_s: 3, arrivals: {kind: poisson, rate_per_s: 9}, "
@@ -245,8 +249,10 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
             "1",
             "all_at_once need num_requests",
         ),
-        ("seed=1", "0.5,x", "--rates 0.5,x: must be numbers above 0"),
-        ("seed=1", "-1", "--rates -1: must be numbers above 0"),
+        ("seed=1", "0.5,x", "--rates 0.5,x: must be numbers from 0.001 to 100"),
+        ("seed=1", "-1", "--rates -1: must be numbers from"),
+        ("seed=9223372036854775807", "1", "seed: 9223372036854775809: should be less than"),
+        ("kv.num_blocks=1", "1", "none of its 24 requests is finished"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_runs(tiny, change, rates, said):
@@ -254,3 +260,25 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tiny, change, r
     result = CliRunner().invoke(app, [*command, "-o", str(tiny[0].parent / "out")])
     assert isinstance(result.exception, UserError) and said in str(result.exception)
     assert not (tiny[0].parent / "out").exists()
+
+
+def test_a_comparison_that_is_ended_leaves_nothing(tiny):
+    file, model = tiny
+    command = [sys.executable, "-m", "gpu_backend", "compare", str(file), "--executor-set", model]
+    out = file.parent / "results"
+    running = subprocess.Popen(
+        [*command, "--repeats", "100", "-o", str(out / "x")], stderr=subprocess.PIPE, text=True
+    )
+    while not (out.exists() and any(out.iterdir())):
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.05)
+    running.terminate()
+    _, said = running.communicate(timeout=60)
+    assert running.returncode not in (0, -signal.SIGTERM) and "Traceback" not in said
+    assert not list(out.iterdir())
+
+
+def test_an_option_without_a_value_is_refused(tiny):
+    command = ["compare", str(tiny[0]), "--executor-set", "model"]
+    result = CliRunner().invoke(app, [*command, "-o", str(tiny[0].parent / "out")])
+    assert str(result.exception) == "--executor-set model: give it as KEY=VALUE"

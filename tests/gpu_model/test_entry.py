@@ -77,6 +77,7 @@ def test_an_experiment_runs_on_the_small_model(experiment, tmp_path):
     ("options", "sets", "said"),
     [
         ({"modell": "small"}, [], "--executor-set modell: not one of model, device, dtype"),
+        ({"modell": "small"}, [], "nearest is 'model'"),
         ({"dtype": "int4"}, [], "dtype 'int4' is not one of"),
         ({"attention": "flash"}, [], "attention 'flash' is not one of torch, triton"),
         ({}, ["kv.num_blocks=90000000"], "kv.num_blocks: 90,000,000 blocks take"),
