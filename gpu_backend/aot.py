@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import errno
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -212,6 +214,26 @@ def is_within_limits(row: Resources) -> bool:
     return fits and row.stack_bytes == 0
 
 
+def write_rows(path: Path, cases: Iterable[Case]) -> list[Resources]:
+    """A row for each variant, in a file that has the name only when it is whole: until then it ends
+    in .part, and grows row by row."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    part, rows = path.with_name(f"{path.name}.part"), []
+    with part.open("w", newline="", encoding="utf-8") as file:
+        try:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(Resources._fields)
+            for row in compile_cases(cases):
+                table.writerow(row)
+                file.flush()
+                rows.append(row)
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+    return rows
+
+
 def summary(rows: list[Resources]) -> Iterator[str]:
     """A line for each kernel and target: its variants, and the most that any of them needs."""
     head = f"{'kernel':<16}{'target':>7}{'variants':>10}"
@@ -235,14 +257,12 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="where to write a row for each variant (CSV)")
     parser.add_argument("--cover", action="store_true", help="a pairwise cover only")
     arguments = parser.parse_args()
-    rows = []
-    with arguments.file.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(Resources._fields)
-        for row in compile_cases(cover() if arguments.cover else all_cases()):
-            table.writerow(row)
-            file.flush()
-            rows.append(row)
+    try:
+        rows = write_rows(arguments.file, cover() if arguments.cover else all_cases())
+    except OSError as error:
+        sys.exit(f"error: {arguments.file}: cannot be written: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     for line in summary(rows):
         print(line)
     if bad := [row for row in rows if not is_within_limits(row)]:

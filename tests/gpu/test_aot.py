@@ -60,3 +60,13 @@ def test_the_cover_has_every_pair_that_can_be_and_every_tile():
         assert {(c[i], c[j]) for c in cover} == {(c[i], c[j]) for c in possible}
     assert {c[:3] for c in cover} == {c[:3] for c in possible}
     assert len(cover) <= 70
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    for path, reason in ((tmp_path / "no/x.csv", "No such file"), (tmp_path, "Is a directory")):
+        command = [sys.executable, "-m", "gpu_backend.aot", path, "--cover"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: {path}: cannot be written: {reason}")
+        assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
