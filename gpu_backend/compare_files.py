@@ -125,8 +125,9 @@ def _markdown(asked: dict[str, object], comparison: Comparison) -> str:
     lines += [f"- {name}: {value}" for name, value in known.items() if value is not None]
     for variant in comparison.variants:
         lines.append(
-            f"- {variant.name}: seed {variant.experiment.seed} and those after it, capacity "
-            f"{variant.capacity_per_s:.2f} requests/s, {variant.num_grid_steps:,} steps of the grid"
+            f"- {_in_a_cell(variant.name)}: seed {variant.experiment.seed} and those after it, "
+            f"capacity {variant.capacity_per_s:.2f} requests/s, {variant.num_grid_steps:,} steps "
+            "of the grid"
         )
     for title, header, rows in (
         (FIGURES_TITLE, FIGURES, figures_of(comparison)),
@@ -147,4 +148,10 @@ def _cells(one: Summary) -> tuple[str, ...]:
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     marks = ["---"] * len(header)
-    return ["| " + " | ".join(cells) + " |" for cells in (header, marks, *rows)]
+    lines = [header, marks, *(map(_in_a_cell, row) for row in rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _in_a_cell(text: str) -> str:
+    """A variant may have any name: lines and bars in it would end a cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -283,7 +283,7 @@ class Experiment(Model):
     measure: Measure = Measure()
     slo: Slo = Slo()
     compare: Annotated[
-        dict[Annotated[str, Field(max_length=200)], dict[str, Any]],
+        dict[Annotated[str, Field(min_length=1, max_length=200)], dict[str, Any]],
         Field(description="variant name: {key path: value}, each put in the place of the file's"),
     ] = Field(default_factory=dict)
     sweep: Annotated[

@@ -194,7 +194,8 @@ def test_errors_are_of_pairs_and_their_median_and_range_are_told():
 def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulation(tiny):
     file, model = tiny
     out = file.parent / "out"
-    sets = ["--set", "compare={paged: {kv.policy: {kind: paged}}}", "--executor-set", model]
+    name = 'compare={"paged | a\\nb": {kv.policy: {kind: paged}}}'
+    sets = ["--set", name, "--executor-set", model]
     command = ["compare", str(file), *sets, "--rates", "0.8", "--repeats", "1", "-o", str(out)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -205,6 +206,8 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
         "charts/measured.png", "charts/measured.svg", "charts/step_time.png",
         "charts/step_time.svg",
     }  # fmt: skip
+    page = (out / "compare.md").read_text()
+    assert r"| paged \| a b | 0.8 |" in page and "paged | a" not in page
     told = json.loads((out / "compare.json").read_text())
     assert {"cpu", "cores", "clock", "torch", "triton", "kvsim"} <= told["environment"].keys()
     (variant,) = told["variants"]
@@ -251,6 +254,7 @@ def test_a_folder_is_written_whole_and_another_run_of_it_gives_the_same_simulati
         ),
         ("seed=1", "0.5,x", "--rates 0.5,x: must be numbers from 0.001 to 100"),
         ("seed=1", "-1", "--rates -1: must be numbers from"),
+        ("compare={'': {seed: 1}}", "1", "compare.''.[key]: '': String should have at least 1"),
         ("seed=9223372036854775807", "1", "seed: 9223372036854775809: should be less than"),
         ("kv.num_blocks=1", "1", "none of its 24 requests is finished"),
     ],
